@@ -1,0 +1,136 @@
+"""Settings of one replica, read once from a mapping: nothing else in the package reads the environment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from adapter.errors import ConfigurationError
+
+MEBIBYTE = 1 << 20
+
+
+def _default_cache(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or (
+        os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else tempfile.gettempdir()
+    )
+    return Path(base) / "coldstart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a replica is told from outside; every field has a `COLDSTART_` variable of its name in capitals."""
+
+    weights: str | None = None
+    """Address of the weights; wins over the decorator's."""
+    cache_dir: Path
+    """Where shards and other files are kept between starts."""
+    run_root: Path
+    """Where a replica's run directory (sockets, timeline) is made; short, since socket paths are limited to 107 bytes."""
+    host: str = "0.0.0.0"
+    port: int = 8080
+    init_timeout_s: float | None = None
+    """Longest time from the process's start to readiness; None leaves it to the handler (default 600 s)."""
+    grace_s: float = 25.0
+    """How long a draining replica may finish what it runs; under the 30 s that most platforms give."""
+    queue_limit: int = 256
+    """Invocations that may wait for the worker; more are answered as busy."""
+    connections: int = 16
+    """Range reads in flight at a time: 16 to 32 fill 10–25 Gb/s."""
+    part_bytes: int = 8 * MEBIBYTE
+    """Length of one range read."""
+    header_limit_bytes: int = 100_000_000
+    """Largest safetensors header that is read; the reference reader's own cap."""
+    worker_restarts: int = 3
+    """How often a worker that died may be replaced before it served again; then the replica ends."""
+    run_dir: Path | None = None
+    """Use this run directory instead of a fresh one under `run_root`."""
+    log_level: str = "info"
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str]) -> Self:
+        """The settings that the environment asks for.
+
+        `PORT`, which many platforms set, is the port where `COLDSTART_PORT` is not set.
+
+        Raises:
+            ConfigurationError: A variable has a value that cannot be used; the message names it.
+        """
+        read: dict[str, Any] = {
+            "cache_dir": _default_cache(environment),
+            "run_root": Path(environment.get("TMPDIR") or tempfile.gettempdir()),
+        }
+        if environment.get("PORT"):
+            read["port"] = _parse("PORT", environment["PORT"], _port)
+        for name, parse in _PARSERS.items():
+            variable = f"COLDSTART_{name.upper()}"
+            if environment.get(variable):
+                read[name] = _parse(variable, environment[variable], parse)
+        return cls(**read)
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with these fields changed; None leaves a field as it is."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _parse(variable: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{variable}={text!r} cannot be used: {error}", variable=variable) from None
+
+
+def _at_least(low: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not value >= low or value == float("inf"):
+            raise ValueError(f"a number of at least {low:g} is wanted")
+        return value
+
+    return parse
+
+
+def _whole(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise ValueError(f"a whole number of at least {low} is wanted")
+        return value
+
+    return parse
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError("a port is a whole number from 0 to 65535 (0: any free one)")
+    return value
+
+
+def _level(text: str) -> str:
+    if text.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError("one of debug, info, warning, error is wanted")
+    return text.lower()
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "weights": str,
+    "cache_dir": Path,
+    "run_root": Path,
+    "run_dir": Path,
+    "host": str,
+    "port": _port,
+    "init_timeout_s": _at_least(0.001),
+    "grace_s": _at_least(0),
+    "queue_limit": _whole(0),
+    "connections": _whole(1),
+    "part_bytes": _whole(4096),
+    "header_limit_bytes": _whole(8),
+    "worker_restarts": _whole(0),
+    "log_level": _level,
+}
+assert set(_PARSERS) == {field.name for field in fields(Settings)}

@@ -1,0 +1,1 @@
+"""Objects read by range from a store: S3, local files, memory."""
