@@ -1,0 +1,401 @@
+"""The supervisor: starts the other roles, hears of their ends, passes signals on, decides the exit code.
+
+One thread, standard library only: it is the only process that forks. What to do about an end is decided by the pure
+function `judge_exit`; the rest is signals, pipes and waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from adapter.errors import AdapterError, InitTimeout, RoleDied
+from adapter.lifecycle import Event, Phase, advance
+from adapter.logs import Log
+from adapter.runtime.roles import ReplicaSpec, Role, adopt_orphans, fork_role, read_error, read_json, write_json
+from adapter.timeline import Timeline
+
+DEFAULT_INIT_TIMEOUT_S = 600.0
+TERM_PATIENCE_S = 1.0
+"""How long a role may ignore SIGTERM before SIGKILL; a signal can be stuck inside `dlopen` for longer."""
+_BACK_OFF_S = (0.0, 0.2, 1.0, 3.0)
+
+
+class Verdict(StrEnum):
+    """What follows when a role has ended."""
+
+    DONE = "done"
+    RESTART = "restart"
+    FAIL = "fail"
+    HOLD = "hold"
+    """Wait: whether its error counts is known when the handler has been imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd:
+    """How a role ended, and in which circumstances."""
+
+    role: Role
+    status: int
+    """Exit code, or minus the signal's number."""
+    error: AdapterError | None
+    """What it left in its error file."""
+    ready: bool
+    """Whether the replica was ready."""
+    restarts: int
+    """How often the role was started again since the replica was last ready."""
+    address_is_hint: bool = False
+    """Whether the fetcher's address is a guess that the handler has not confirmed yet."""
+
+
+def judge_exit(end: RoleEnd, restart_limit: int) -> Verdict:
+    """What to do about a role's end while the replica is meant to go on."""
+    if end.role is Role.FETCHER and end.status == 0:
+        return Verdict.DONE
+    if end.error is not None and not end.ready:
+        return Verdict.HOLD if end.role is Role.FETCHER and end.address_is_hint else Verdict.FAIL
+    if end.role is Role.FETCHER and end.ready:
+        return Verdict.DONE  # everything is sealed; only an fsync is lost, and the cache knows it
+    return Verdict.RESTART if end.restarts < restart_limit else Verdict.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMains:
+    """What each role runs; composed by the command line, imported only in the child."""
+
+    fetcher: Callable[[ReplicaSpec, str | None], int]
+    """Takes the address that the handler asked for, None to find it."""
+    front: Callable[[ReplicaSpec, socket.socket, int], int]
+    """Takes the listener and the descriptor for status lines."""
+    worker: Callable[[ReplicaSpec], int]
+    report: Callable[[ReplicaSpec, int, AdapterError | None], None]
+    """Publishes the init report of the start that began at this time (ns); called in the supervisor."""
+
+
+class Supervisor:
+    """One replica's supervisor; `run` is its life.
+
+    Args:
+        spec: What the replica is.
+        mains: What the roles run.
+        listener: The bound and listening TCP socket; kept here so that a front can be replaced.
+    """
+
+    def __init__(self, spec: ReplicaSpec, mains: RoleMains, listener: socket.socket) -> None:
+        self._spec = spec
+        self._mains = mains
+        self._listener = listener
+        self._log = Log("supervisor", spec.settings.log_level)
+        self._timeline = Timeline("supervisor", spec.timeline)
+        self._phase = Phase.COLD
+        self._pids: dict[int, Role] = {}
+        self._restarts = dict.fromkeys(Role, 0)
+        self._start_ns = spec.started_ns
+        self._init_timeout_s = spec.settings.init_timeout_s or DEFAULT_INIT_TIMEOUT_S
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._confirmed: tuple[str | None] | None = None
+        self._held: AdapterError | None = None
+        self._replacing: set[int] = set()
+        self._exit_code = 0
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._status_read, self._status_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._status_text = b""
+
+    def run(self) -> int:
+        """Start the roles and stay until the last has ended.
+
+        Returns:
+            The replica's exit code.
+        """
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, _noted)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._timeline.record("process.start", "process", self._spec.started_ns, time.monotonic_ns())
+        self._phase = advance(self._phase, Event.START)
+        self._spawn_fetcher(None)  # first: its first request should be on its way while the rest starts
+        self._spawn(Role.FRONT)
+        self._spawn(Role.WORKER)
+        self._arm_init_timeout()
+        while self._pids:
+            self._wait()
+        self._phase = advance(self._phase, Event.ENDED)
+        self._log.info("supervisor.stop.complete", exit_code=self._exit_code)
+        return self._exit_code
+
+    # -- starting roles ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, role: Role) -> None:
+        if self._stopping:
+            return
+        if role is Role.FRONT:
+            self._fork(role, lambda: self._mains.front(self._spec, self._listener, self._status_write), self._front_fds)
+        elif role is Role.WORKER:
+            self._fork(role, lambda: self._mains.worker(self._spec))
+        else:
+            self._spawn_fetcher(self._confirmed[0] if self._confirmed else None)
+
+    def _spawn_fetcher(self, address: str | None) -> None:
+        self._fork(Role.FETCHER, lambda: self._mains.fetcher(self._spec, address))
+
+    @property
+    def _front_fds(self) -> tuple[int, ...]:
+        return (self._listener.fileno(), self._status_write)
+
+    def _fork(self, role: Role, main: Callable[[], int], keep: tuple[int, ...] = ()) -> None:
+        self._spec.error_of(role).unlink(missing_ok=True)
+        with self._timeline.span("role.spawn", "process", spawned=str(role)) as span:
+            pid = fork_role(role, main, keep)
+            span.add(child=pid)
+        self._pids[pid] = role
+        self._log.debug("role.spawn.complete", spawned=str(role), pid=pid)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        pause_s = max(0.0, min((at for at, _ in self._timers), default=now + 3600) - now)
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._status_read, select.POLLIN)
+        for descriptor, _ in poll.poll(pause_s * 1000 + 1):
+            if descriptor == self._wake_read:
+                self._on_signals(os.read(self._wake_read, 4096))
+            else:
+                self._on_status(os.read(self._status_read, 65536))
+        self._reap()
+        now = time.monotonic()
+        due = [timer for timer in self._timers if timer[0] <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for _, act in due:
+            act()
+
+    def _after(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + delay_s, act))
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._log.info("supervisor.signal", signal=signal.Signals(number).name, phase=str(self._phase))
+                self._stop(number)
+
+    def _on_status(self, data: bytes) -> None:
+        lines = (self._status_text + data).split(b"\n")
+        self._status_text = lines.pop()
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                self._on_event(json.loads(line))
+
+    def _on_event(self, event: dict[str, object]) -> None:
+        if self._stopping:
+            return
+        if event.get("event") == "phase":
+            self._on_phase(event)
+        elif event.get("event") == "ready" and self._phase is not Phase.READY:
+            while self._phase is not Phase.READY:
+                self._phase = advance(self._phase, _FORWARD[self._phase])
+            self._restarts = dict.fromkeys(Role, 0)
+            self._spec.ready.touch()
+            self._timers.clear()
+            seconds = (time.monotonic_ns() - self._start_ns) / 1e9
+            self._log.info("replica.start.complete", seconds=round(seconds, 3), target=self._spec.target)
+            self._mains.report(self._spec, self._start_ns, None)
+
+    def _on_phase(self, event: dict[str, object]) -> None:
+        target = event.get("phase")
+        while self._phase in _FORWARD and self._phase != target and target in (Phase.LOADING, Phase.WARMING):
+            if self._phase is Phase.WARMING:
+                break
+            self._phase = advance(self._phase, _FORWARD[self._phase])
+        timeout_s = event.get("init_timeout_s")
+        if isinstance(timeout_s, (int, float)) and self._spec.settings.init_timeout_s is None:
+            self._init_timeout_s = float(timeout_s)
+            self._arm_init_timeout()
+        if "weights" in event:
+            address = event["weights"]
+            self._confirm_address(address if isinstance(address, str) else None)
+
+    def _confirm_address(self, address: str | None) -> None:
+        """The handler has been imported and says where its weights are: the early stream was right, or starts again."""
+        if self._confirmed is not None:
+            return
+        self._confirmed = (address,)
+        taken = read_json(self._spec.address)
+        streaming = taken.get("address") if isinstance(taken, dict) else None
+        if isinstance(taken, dict) and streaming == address:
+            if self._held is not None:
+                self._fail(self._held)
+            return
+        if isinstance(taken, dict):
+            self._log.warning("weights.address.changed", streamed=streaming, wanted=address)
+        self._held = None
+        for pid in [pid for pid, role in self._pids.items() if role is Role.FETCHER]:
+            self._replacing.add(pid)
+            os.kill(pid, signal.SIGKILL)  # its journal is durable against this
+        self._spec.manifest.unlink(missing_ok=True)
+        if address is not None:
+            self._spawn_fetcher(address)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            role = self._pids.pop(pid, None)
+            if pid in self._replacing:
+                self._replacing.discard(pid)
+            elif role is not None:
+                self._on_exit(role, os.waitstatus_to_exitcode(raw))
+
+    def _on_exit(self, role: Role, status: int) -> None:
+        if self._stopping:
+            if role is Role.FRONT and self._phase is Phase.DRAINING:
+                self._terminate_all()
+            return
+        error = read_error(self._spec.error_of(role))
+        taken = read_json(self._spec.address)
+        hint = self._confirmed is None and isinstance(taken, dict) and taken.get("origin") != "settings"
+        ready = self._phase is Phase.READY
+        end = RoleEnd(role, status, error, ready, self._restarts[role], hint)
+        verdict = judge_exit(end, self._spec.settings.worker_restarts)
+        if verdict is not Verdict.DONE:
+            self._log.warning("role.end", ended=str(role), status=_describe(status), verdict=str(verdict))
+        if verdict is Verdict.FAIL:
+            self._fail(error or _role_died(end))
+        elif verdict is Verdict.HOLD:
+            self._held = error
+        elif verdict is Verdict.RESTART:
+            self._restart(role)
+
+    def _restart(self, role: Role) -> None:
+        delay_s = _BACK_OFF_S[min(self._restarts[role], len(_BACK_OFF_S) - 1)]
+        self._restarts[role] += 1
+        if role is Role.WORKER:
+            self._phase = advance(advance(self._phase, Event.WORKER_LOST), Event.START)
+            self._start_ns = time.monotonic_ns()
+            self._spec.ready.unlink(missing_ok=True)
+            self._timers.clear()
+            self._arm_init_timeout(delay_s)
+        if delay_s:
+            self._after(delay_s, lambda: self._spawn(role))
+        else:
+            self._spawn(role)
+
+    def _arm_init_timeout(self, delay_s: float = 0.0) -> None:
+        begun_ns = self._start_ns
+
+        def check() -> None:
+            if self._start_ns == begun_ns and self._phase not in (Phase.READY, Phase.DRAINING, Phase.FAILED):
+                self._fail(self._init_timeout())
+
+        spent_s = (time.monotonic_ns() - begun_ns) / 1e9
+        self._after(max(0.0, self._init_timeout_s - spent_s + delay_s), check)
+
+    def _init_timeout(self) -> InitTimeout:
+        progress = read_json(self._spec.progress)
+        done, total = (progress.get("done_bytes"), progress.get("total_bytes")) if isinstance(progress, dict) else (0, 0)
+        stream = f"; {done} of {total} bytes of the weights are here and stay for the next start" if total else ""
+        return InitTimeout(
+            f"not ready within {self._init_timeout_s:g} s: the replica was {self._phase}{stream}. "
+            "Raise init_timeout_s, or look at the report for the stage that takes long.",
+            phase=str(self._phase),
+            timeout_s=self._init_timeout_s,
+            done_bytes=done,
+            total_bytes=total,
+        )
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: AdapterError) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._phase = advance(self._phase, Event.FAIL)
+        self._exit_code = error.exit_code
+        write_json(self._spec.failure, error.to_dict())
+        self._log.error("replica.start.failed", **error.to_dict())
+        self._mains.report(self._spec, self._start_ns, error)
+        self._terminate_all()
+
+    def _stop(self, number: int) -> None:
+        again = self._stopping
+        ready = self._phase is Phase.READY
+        if self._phase is not Phase.FAILED:
+            self._phase = advance(self._phase, Event.DRAIN)
+        self._stopping = True
+        if ready and not again:
+            self._signal(Role.FRONT, signal.SIGTERM)
+            self._timers.clear()
+            self._after(self._spec.settings.grace_s + TERM_PATIENCE_S, self._terminate_all)
+            if Role.FRONT not in self._pids.values():
+                self._terminate_all()
+            return
+        if not again or self._exit_code == 0:
+            self._exit_code = 128 + number
+        self._terminate_all()
+
+    def _terminate_all(self) -> None:
+        self._timers.clear()
+        for role in Role:
+            self._signal(role, signal.SIGTERM)
+        self._after(TERM_PATIENCE_S, self._kill_all)
+
+    def _kill_all(self) -> None:
+        for pid, role in list(self._pids.items()):
+            self._log.warning("role.kill", killed=str(role), pid=pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _signal(self, role: Role, number: int) -> None:
+        for pid in [pid for pid, found in self._pids.items() if found is role]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+_FORWARD: dict[Phase, Event] = {
+    Phase.IMPORTING: Event.IMPORTED,
+    Phase.LOADING: Event.LOADED,
+    Phase.WARMING: Event.WARMED,
+}
+
+
+def _noted(number: int, frame: object) -> None:
+    """Nothing: the wake-up descriptor carries the number to the loop."""
+
+
+def _describe(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+
+
+def _role_died(end: RoleEnd) -> RoleDied:
+    often = f" for the {end.restarts + 1}. time in a row" if end.restarts else ""
+    hint = " (out of memory?)" if end.status == -signal.SIGKILL else ""
+    return RoleDied(
+        f"the {end.role} ended unexpectedly{often}: {_describe(end.status)}{hint}. Its last log lines say more.",
+        role=str(end.role),
+        status=end.status,
+    )
+
+
+def remove_run_dir(run_dir: Path) -> None:
+    """Remove a run directory and the files in it; what is not there is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(run_dir):
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+        os.rmdir(run_dir)
