@@ -5,7 +5,8 @@ Source of the rules on answers: RFC 9110 sections 14 and 15.3.7, S-09 of the rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,6 +29,17 @@ class RangeAnswer:
     length_bytes: int
     info: ObjectInfo
     """Size and version of the whole object, from this very answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """Bytes `start` to `start + length_bytes` of an object, of one version of it when `version` is given."""
+
+    key: str
+    """Relative to the address of the source."""
+    start: int
+    length_bytes: int
+    version: str | None = None
 
 
 class RangeSource(Protocol):
@@ -68,6 +80,25 @@ class RangeSource(Protocol):
         """
         ...
 
+    def read_chunks(self, request: RangeRequest, buffer: memoryview) -> Generator[RangeAnswer]:
+        """One range read, received piece by piece through one reused buffer.
+
+        Each answer says how many bytes now lie at the beginning of `buffer`; together they are the range, in order,
+        shorter only where the object ends. Take them before asking for the next. What had arrived when a read broke
+        is given out before the error is raised. Closing the iterator early drops the connection it used. One attempt.
+
+        Args:
+            request: The range.
+            buffer: Writable, any length above zero.
+
+        Raises:
+            ObjectNotFound, AccessDenied, CredentialsError: Not to be had.
+            ObjectChanged: The object is no longer `request.version`.
+            WrongRange: The store answered with something other than the range asked for.
+            TruncatedRead, ConnectionFailed, Throttled, StoreFailed: Another try may succeed.
+        """
+        ...
+
     def close(self) -> None:
         """Give back connections. Reads after this raise."""
         ...
@@ -81,3 +112,16 @@ class ClosingSource(RangeSource, Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+def drain(chunks: Generator[RangeAnswer]) -> RangeAnswer:
+    """The answer of `read_chunks` when the buffer is as long as the range: `read_into` in terms of it.
+
+    Raises:
+        StorageError: As `read_chunks` raises; the field `received_bytes` says how much lies in the buffer.
+    """
+    with closing(chunks):
+        answer = next(chunks)
+        for further in chunks:
+            answer = RangeAnswer(answer.length_bytes + further.length_bytes, further.info)
+        return answer
