@@ -1,0 +1,1 @@
+"""What makes a replica fast before its first invocation: the user's recorded calls, run ahead."""
