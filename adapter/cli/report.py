@@ -1,0 +1,128 @@
+"""`coldstart report SOURCE`: show where a start's time went."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from adapter.cli import Subparsers
+from adapter.errors import ConfigurationError
+from adapter.init_report import InitReport, init_report
+from adapter.report.waterfall import ASCII, Glyphs, Piece, plain, waterfall
+from adapter.timeline import read_spans
+
+_STYLES = {
+    "plain": "",
+    "title": "bold",
+    "dim": "dim",
+    "infrastructure": "blue",
+    "framework": "yellow",
+    "model": "green",
+    "error": "bold red",
+}
+_FETCH_TIMEOUT_S = 10.0
+_LIMIT_BYTES = 64 << 20
+"""A report of thousands of stages has a few hundred kB; more is something else."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the command."""
+    parser: ArgumentParser = subparsers.add_parser("report", description="Show where a start's time went.")
+    parser.add_argument(
+        "source",
+        help="the address of a replica (http://127.0.0.1:8080), a file of reports or a timeline.jsonl, or - for "
+        "standard input",
+    )
+    parser.add_argument("--all", action="store_true", help="every report of a file, not only the last")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="a waterfall as text (this is what you get without a flag)")
+    form.add_argument("--json", action="store_true", help="the report itself, one line of JSON")
+    parser.add_argument("--width", type=int, default=None, help="columns to use (default: the terminal's, else 120)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: Namespace) -> int:
+    """Show the report.
+
+    Raises:
+        ConfigurationError: There is no report at the source; the message says what was found.
+    """
+    reports = read_reports(arguments.source)
+    for number, report in enumerate(reports if arguments.all else reports[-1:]):
+        if arguments.json:
+            print(report.to_json())
+        else:
+            _show(report, arguments.width or shutil.get_terminal_size((120, 0)).columns, first=number == 0)
+    return 0
+
+
+def read_reports(source: str) -> tuple[InitReport, ...]:
+    """The reports at a source, one at least: an address, a file of reports or a timeline, `-` for standard input.
+
+    Raises:
+        ConfigurationError: There is none, or something else is there.
+    """
+    try:
+        if source.startswith(("http://", "https://")):
+            data = _fetch(source)
+        else:
+            data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        if source != "-" and _is_timeline(data):
+            return (init_report(read_spans(Path(source))),)
+        if found := tuple(InitReport.from_json(line) for line in data.splitlines() if line.strip()):
+            return found
+        raise ValueError("it is empty")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no init report at {source}: {error}", source=source) from None
+
+
+def _show(report: InitReport, width: int, *, first: bool) -> None:
+    lines = waterfall(report, width=width, glyphs=_glyphs(sys.stdout.encoding))
+    if not first:
+        print()
+    if not (sys.stdout.isatty() and _print_coloured(lines)):
+        sys.stdout.write(plain(lines))
+
+
+def _fetch(address: str) -> bytes:
+    parts = urllib.parse.urlsplit(address)
+    asked = parts._replace(path="/coldstart").geturl() if parts.path in ("", "/") else address
+    try:
+        with urllib.request.urlopen(asked, timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310  # http(s) only: the caller checked
+            return bytes(answer.read(_LIMIT_BYTES))
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{asked} answered {error.code} {error.reason}") from None
+
+
+def _is_timeline(data: bytes) -> bool:
+    try:
+        value = json.loads(data.partition(b"\n")[0])
+    except ValueError:
+        return False
+    return isinstance(value, dict) and "start_ns" in value
+
+
+def _glyphs(encoding: str | None) -> Glyphs:
+    try:
+        f"{Glyphs().critical}{Glyphs().other}{Glyphs().mark}".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return Glyphs()
+
+
+def _print_coloured(lines: tuple[tuple[Piece, ...], ...]) -> bool:
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:  # the extra `cli` is not installed: plain text says the same
+        return False
+    console = Console()
+    for line in lines:
+        console.print(Text.assemble(*((piece.text, _STYLES[piece.style]) for piece in line)), soft_wrap=True)
+    return True

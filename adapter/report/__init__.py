@@ -1,0 +1,1 @@
+"""An init report made readable; renders only, computes nothing that is not in the report."""

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from adapter.errors import ConfigurationError
+from adapter.settings import Settings
+
+
+def test_an_empty_environment_gives_usable_settings() -> None:
+    settings = Settings.from_env({})
+    assert settings.port == 8080
+    assert settings.weights is None
+    assert settings.cache_dir.is_absolute()
+    assert settings.run_root.is_absolute()
+
+
+def test_every_field_is_read_from_its_variable() -> None:
+    values: dict[str, tuple[str, object]] = {
+        "weights": ("s3://bucket/model/", "s3://bucket/model/"),
+        "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
+        "run_root": ("/tmp/run", Path("/tmp/run")),
+        "report": ("/tmp/report.json", Path("/tmp/report.json")),
+        "host": ("127.0.0.1", "127.0.0.1"),
+        "port": ("0", 0),
+        "init_timeout_s": ("1.5", 1.5),
+        "grace_s": ("0", 0.0),
+        "queue_limit": ("0", 0),
+        "connections": ("32", 32),
+        "part_bytes": ("16777216", 16777216),
+        "header_limit_bytes": ("8", 8),
+        "worker_restarts": ("0", 0),
+        "log_level": ("DEBUG", "debug"),
+    }
+    assert set(values) == {field.name for field in fields(Settings)}
+    settings = Settings.from_env({f"COLDSTART_{name.upper()}": text for name, (text, _) in values.items()})
+    assert {name: getattr(settings, name) for name in values} == {name: value for name, (_, value) in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("COLDSTART_PORT", "65536"),
+        ("COLDSTART_PORT", "http"),
+        ("PORT", "-1"),
+        ("COLDSTART_CONNECTIONS", "0"),
+        ("COLDSTART_CONNECTIONS", "1.5"),
+        ("COLDSTART_GRACE_S", "nan"),
+        ("COLDSTART_GRACE_S", "inf"),
+        ("COLDSTART_GRACE_S", "-1"),
+        ("COLDSTART_INIT_TIMEOUT_S", "0"),
+        ("COLDSTART_PART_BYTES", "8M"),
+        ("COLDSTART_LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_by_name(variable: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable) as caught:
+        Settings.from_env({variable: text})
+    assert repr(text) in caught.value.message
+    assert caught.value.fields == {"variable": variable}
+
+
+def test_port_of_the_platform_is_used_unless_ours_is_set() -> None:
+    assert Settings.from_env({"PORT": "5000"}).port == 5000
+    assert Settings.from_env({"PORT": "5000", "COLDSTART_PORT": "6000"}).port == 6000
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert Settings.from_env({"COLDSTART_PORT": "", "PORT": ""}).port == 8080
+
+
+@pytest.mark.parametrize(
+    ("environment", "cache"),
+    [
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/coldstart"),
+        ({"HOME": "/h"}, "/h/.cache/coldstart"),
+    ],
+)
+def test_the_cache_is_where_caches_are(environment: dict[str, str], cache: str) -> None:
+    assert Settings.from_env(environment).cache_dir == Path(cache)
+
+
+def test_with_changes_what_is_given_and_keeps_what_is_none() -> None:
+    settings = Settings.from_env({}).with_(port=1, host=None)
+    assert (settings.port, settings.host) == (1, "0.0.0.0")
+
+
+def test_settings_do_not_change() -> None:
+    settings = Settings.from_env({})
+    with pytest.raises(FrozenInstanceError):
+        settings.port = 1  # type: ignore[misc]
