@@ -12,7 +12,7 @@ _BINARY: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "zstd-compressed data"),
     (b"\x1f\x8b", "gzip-compressed data"),
 )
-_HTML = re.compile(rb"\s*<(!doctype\s|!doctype$|html|head|body|!--)", re.IGNORECASE)
+_HTML = re.compile(rb"\s*<(!doctyp|html|head|body|!--)", re.IGNORECASE)
 _XML = re.compile(rb"\s*<(\?xml|error|[a-z])", re.IGNORECASE)
 _LFS = b"version https://git-lfs"
 _LFS_ADVICE = "a git-LFS pointer: the file itself was never fetched (git lfs pull)"
@@ -53,6 +53,6 @@ def _describe_text(sample: bytes) -> str | None:
         return "an XML document, probably an error answer of the store"
     if sample.lstrip()[:1] in (b"{", b"["):
         return "a JSON document"
-    if _TEXT.match(sample[:64]) and len(_TEXT.match(sample[:64]).group()) == len(sample[:64]):
+    if _TEXT.fullmatch(sample[:64]):
         return "plain text"
     return None

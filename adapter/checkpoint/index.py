@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from adapter.checkpoint.strict_json import JsonFaultError, RepeatedKeys, load_json
+from adapter.checkpoint.strict_json import JsonFaultError, RepeatedKeys, load_json, shown
 from adapter.errors import Field, WeightIndexError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -18,7 +18,8 @@ SINGLE_NAME = "model.safetensors"
 
 _COMPONENT_LIMIT_BYTES = 255  # NAME_MAX of every Linux file system in use
 _NAME_LIMIT_BYTES = 1024  # longest key of an S3 object
-_NAMES_SHOWN = 20
+_NAMES_SHOWN = 200
+_OTHER_FORMATS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"})
 
 
 class IndexRule(StrEnum):
@@ -87,11 +88,11 @@ def parse_index(data: bytes, *, file: str) -> WeightIndex:
         raise _error(IndexRule.EMPTY_WEIGHT_MAP, "its weight_map is empty", file=file)
     if isinstance(weight_map, RepeatedKeys):
         tensor = weight_map.repeated[0]
-        raise _error(IndexRule.DUPLICATE_TENSOR, f"it names tensor {_shown(tensor)} more than once", file=file)
+        raise _error(IndexRule.DUPLICATE_TENSOR, f"it names tensor {shown(tensor)} more than once", file=file)
     checked: dict[str, str] = {}
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str):
-            text = f"the shard of tensor {_shown(tensor)} is not a file name: {_shown(shard)}"
+            text = f"the shard of tensor {shown(tensor)} is not a file name: {shown(shard)}"
             raise _error(IndexRule.SHARD_NOT_TEXT, text, file=file, tensor=tensor)
         if shard not in checked:
             checked[shard] = _shard_name(shard, file)
@@ -115,7 +116,7 @@ def safe_name(name: str, *, file: str) -> str:
     """
     fault = _name_fault(name)
     if fault is not None:
-        raise _error(IndexRule.UNSAFE_NAME, f"the name {_shown(name)} is refused: {fault}", file=file, name=ascii(name))
+        raise _error(IndexRule.UNSAFE_NAME, f"the name {shown(name)} is refused: {fault}", file=file, name=ascii(name))
     return name
 
 
@@ -129,7 +130,7 @@ def find_index(names: Iterable[str]) -> str | None:
     if INDEX_NAME in found:
         return INDEX_NAME
     if len(found) > 1:
-        text = f"several weight indexes and none is {INDEX_NAME}: {', '.join(map(_shown, found))}"
+        text = f"several weight indexes and none is {INDEX_NAME}: {', '.join(map(shown, found))}"
         raise _error(IndexRule.AMBIGUOUS_INDEX, text, file=found[0])
     return found[0] if found else None
 
@@ -155,8 +156,8 @@ def choose_shards(names: Iterable[str], index: WeightIndex | None, *, file: str)
         missing = [shard for shard in index.shards if shard not in listed]
         if missing:
             more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
-            shown = ", ".join(map(_shown, missing[:_NAMES_SHOWN])) + more
-            text = f"{len(missing)} of {len(index.shards)} shards are missing: {shown}"
+            some = ", ".join(map(shown, missing[:_NAMES_SHOWN])) + more
+            text = f"{len(missing)} of {len(index.shards)} shards are missing: {some}"
             raise _error(IndexRule.MISSING_SHARDS, text, file=file, missing="\n".join(missing))
         shards = index.shards
     elif SINGLE_NAME in listed:
@@ -164,9 +165,7 @@ def choose_shards(names: Iterable[str], index: WeightIndex | None, *, file: str)
     else:
         shards = tuple(name for name in candidates if "/" not in name) or tuple(candidates)
     if not shards:
-        others = sorted(
-            {PurePosixPath(name).suffix for name in listed} & {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"}
-        )
+        others = sorted({PurePosixPath(name).suffix for name in listed} & _OTHER_FORMATS)
         hint = f"; there are {', '.join(others)} files, which have to be converted first" if others else ""
         raise _error(IndexRule.NO_SHARDS, f"no {SHARD_SUFFIX} file is there{hint}", file=file)
     chosen = frozenset(shards)
@@ -190,7 +189,7 @@ def _load(data: bytes, file: str) -> dict[str, object]:
 def _shard_name(shard: str, file: str) -> str:
     name = safe_name(shard, file=file)
     if not name.endswith(SHARD_SUFFIX):
-        raise _error(IndexRule.NOT_A_SHARD, f"{_shown(name)} is not a {SHARD_SUFFIX} file", file=file)
+        raise _error(IndexRule.NOT_A_SHARD, f"{shown(name)} is not a {SHARD_SUFFIX} file", file=file)
     return name
 
 
@@ -226,9 +225,3 @@ def _name_fault(name: str) -> str | None:
 
 def _error(rule: IndexRule, text: str, *, file: str, **fields: Field) -> WeightIndexError:
     return WeightIndexError(f"{file}: {text} ({rule.value})", file=file, rule=rule.value, **fields)
-
-
-def _shown(value: object) -> str:
-    """The value for a message, its control characters escaped and its length bounded."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    return text if len(text) <= 120 else f"{text[:110]}…"

@@ -19,6 +19,7 @@ from typing import NoReturn
 DEPTH_LIMIT = 127
 """Deepest nesting that serde_json takes."""
 
+_MINUS_ZERO = re.compile(r"[\[:,\s]-0(?![0-9])")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -101,7 +102,7 @@ def load_json(text: str) -> object:
     Raises:
         JsonFaultError: It is not strict JSON.
     """
-    decoder = _WITH_MINUS_ZERO if "-0" in text else _PLAIN  # the hook costs a call for each number: rarely needed
+    decoder = _WITH_MINUS_ZERO if _MINUS_ZERO.search(text) else _PLAIN  # the hook costs a call for each number
     try:
         value: object = decoder.decode(text)
     except JsonFaultError:
