@@ -1,0 +1,1 @@
+"""The platform on this machine: an object store with a shaped link."""

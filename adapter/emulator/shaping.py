@@ -1,0 +1,67 @@
+"""A slow link on a fast machine: bytes per second in all and per connection, and a wait before the first byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass
+
+from adapter.errors import ConfigurationError
+
+BURST_S = 0.02
+"""How much of unused time a bucket lends: enough to make up for timers that fire a tick late, too little to see."""
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]?)(bps|bit/s|b/s)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """How slow the link is; None is as fast as the machine."""
+
+    bytes_per_s_total: float | None = None
+    """Of all connections together."""
+    bytes_per_s_connection: float | None = None
+    """Of one answer; object stores give a single connection some 50–100 MB/s."""
+    first_byte_s: float = 0.0
+    """From the request to the first byte of its answer."""
+
+    @property
+    def shaped(self) -> bool:
+        """Whether there is any limit on bytes per second."""
+        return self.bytes_per_s_total is not None or self.bytes_per_s_connection is not None
+
+
+class TokenBucket:
+    """Spreads bytes over time. The schedule is absolute: a wait that ends late is made up for by the next.
+
+    Args:
+        bytes_per_s: The rate; None never waits.
+    """
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def take(self, count: int) -> None:
+        """Wait until `count` bytes would have passed the link; in the order of the calls."""
+        if self._bytes_per_s is None:
+            return
+        now_s = time.monotonic()
+        self._free_at_s = max(self._free_at_s, now_s - BURST_S) + count / self._bytes_per_s
+        if self._free_at_s > now_s:
+            await asyncio.sleep(self._free_at_s - now_s)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second from `1Gbps`, `100 Mbit/s` (bits) or `125MB/s` (bytes, capital B); units are decimal.
+
+    Raises:
+        ConfigurationError: It is no such text, or not above zero.
+    """
+    match = _RATE.fullmatch(text)
+    value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    if match is None or value <= 0:
+        raise ConfigurationError(f"{text!r} is no rate; write 1Gbps, 100Mbps or 125MB/s", value=text)
+    return value if match[3] == "B/s" else value / 8
