@@ -1,5 +1,9 @@
 """`@coldstart_handler`, typed: what type checkers see of it depends on whether there are weights and a `load`."""
 
+# A class is a callable too (its constructor), so that overloads for classes and for functions overlap by nature: those
+# for classes stand first, and the others mean no class.
+# mypy: disable-error-code="overload-overlap"
+
 from __future__ import annotations
 
 import difflib
@@ -30,13 +34,13 @@ class Service(Protocol[_E_contra, _R_co]):
 class ContextService(Protocol[_E_contra, _R_co]):
     """An instance of a handler class that declares the context."""
 
-    def __call__(self, event: _E_contra, /, context: InvocationContext) -> _R_co:
+    def __call__(self, event: _E_contra, context: InvocationContext, /) -> _R_co:
         """Answer one event."""
         ...
 
 
 class KeywordCall(Protocol[_E_contra, _R_co]):
-    """A function of the event that declares the context after `*`."""
+    """A function of the event, or an instance of a handler class, that declares the context after `*`."""
 
     def __call__(self, event: _E_contra, /, *, context: InvocationContext) -> _R_co:
         """Answer one event."""
@@ -86,6 +90,8 @@ class PlainDecorator(Decorator):
     @overload
     def __call__(self, target: type[ContextService[E, R]], /) -> ColdstartHandler[ContextService[E, R], [E], R]: ...
     @overload
+    def __call__(self, target: type[KeywordCall[E, R]], /) -> ColdstartHandler[KeywordCall[E, R], [E], R]: ...
+    @overload
     def __call__(self, target: Callable[[E, InvocationContext], R], /) -> ColdstartHandler[None, [E], R]: ...
     @overload
     def __call__(self, target: KeywordCall[E, R], /) -> ColdstartHandler[None, [E], R]: ...
@@ -103,6 +109,8 @@ class WeightsDecorator(Decorator):
     def __call__(self, target: type[Service[E, R]], /) -> ColdstartHandler[Service[E, R], [E], R]: ...
     @overload
     def __call__(self, target: type[ContextService[E, R]], /) -> ColdstartHandler[ContextService[E, R], [E], R]: ...
+    @overload
+    def __call__(self, target: type[KeywordCall[E, R]], /) -> ColdstartHandler[KeywordCall[E, R], [E], R]: ...
     @overload
     def __call__(
         self, target: Callable[[Weights, E, InvocationContext], R], /
@@ -134,6 +142,8 @@ class ModelDecorator(Decorator, Generic[M]):
 def coldstart_handler(target: type[Service[E, R]], /) -> ColdstartHandler[Service[E, R], [E], R]: ...
 @overload
 def coldstart_handler(target: type[ContextService[E, R]], /) -> ColdstartHandler[ContextService[E, R], [E], R]: ...
+@overload
+def coldstart_handler(target: type[KeywordCall[E, R]], /) -> ColdstartHandler[KeywordCall[E, R], [E], R]: ...
 @overload
 def coldstart_handler(target: Callable[[E, InvocationContext], R], /) -> ColdstartHandler[None, [E], R]: ...
 @overload
@@ -175,6 +185,9 @@ def coldstart_handler(
 
     `context` is passed to a parameter of that name, or annotated with `InvocationContext`. A generator streams its
     items; an async function may serve several invocations at a time.
+
+    Put on a class with `@`, pyright sees the handler and mypy the class (python/mypy#3135); both see it in
+    `embedder = coldstart_handler(weights=...)(Embedder)`.
 
     Args:
         target: The function or class, when used bare.
