@@ -340,6 +340,13 @@ class InvalidEvent(AdapterError):
     exit_code = 62
 
 
+class EventTooLarge(InvalidEvent):
+    """The event is larger than what is taken. Fields: size_bytes, limit_bytes."""
+
+    code = "event_too_large"
+    exit_code = 74
+
+
 class HandlerFailed(AdapterError):
     """The handler raised. Fields: error_type."""
 
