@@ -101,8 +101,8 @@ def _look(source: _Source, name: str) -> str | _Elsewhere | None:
                 if imported:
                     module = _absolute(statement, source.package)
                     found = _Elsewhere(module, imported[-1]) if module else None
-            case _ if _binds(statement, name):
-                found = None
+            case _:
+                found = None if _binds(statement, name) else found
     return found
 
 
@@ -165,6 +165,8 @@ def _bindings(tree: ast.Module, name: str) -> Iterator[ast.expr | None]:
                     yield None
             case ast.alias() if (node.asname or node.name) in (name, "*"):
                 yield None
+            case _:
+                pass
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:

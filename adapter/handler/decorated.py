@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
@@ -38,18 +37,19 @@ class ColdstartHandler(Generic[M, P, R]):
     """
 
     def __init__(self, target: Callable[..., Any], spec: HandlerSpec, load: Callable[..., Any] | None = None) -> None:
-        self.target = target
-        self.spec = spec
+        self.target: Callable[..., Any] = target
+        self.spec: HandlerSpec = spec
         self._load = load
         self._recorded: list[RecordedCall] = []
         self._shape, self._takes = _analyse(target, spec, load)
         if spec.concurrency > 1 and not self.kind.is_async:
             refuse(target, f"has concurrency={spec.concurrency}, which needs an async handler; this one is {self.kind}")
-        self.__doc__ = target.__doc__
-        self.__module__ = str(getattr(target, "__module__", __name__))
-        self.__qualname__ = spec.name.partition(":")[2]
-        self.__name__ = self.__qualname__.rpartition(".")[2]
-        self.__wrapped__ = target
+        module, _, name = spec.name.partition(":")
+        self.__doc__: str | None = target.__doc__
+        self.__module__: str = module
+        self.__qualname__: str = name
+        self.__name__: str = name.rpartition(".")[2]
+        self.__wrapped__: Callable[..., Any] = target
 
     @property
     def kind(self) -> HandlerKind:
@@ -74,8 +74,9 @@ class ColdstartHandler(Generic[M, P, R]):
         Raises:
             HandlerDefinitionError: It is not one event, or the event cannot be copied.
         """
-        caller = sys._getframe(1)
-        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        here = inspect.currentframe()
+        caller = here.f_back if here is not None else None
+        where = f"{caller.f_code.co_filename}:{caller.f_lineno}" if caller is not None else "an unknown place"
         event = self._event(args, kwargs)
         try:
             self._recorded.append(RecordedCall(copy.deepcopy(event), where))
@@ -102,7 +103,7 @@ class ColdstartHandler(Generic[M, P, R]):
                 f"{self.spec.name} needs weights: give their address by weights= or COLDSTART_WEIGHTS",
                 handler=self.spec.name,
             )
-        given = () if weights is None or self._takes == "none" else (weights,)
+        given: tuple[Weights, ...] = () if weights is None or self._takes == "none" else (weights,)
         step = "load"
         try:
             if not inspect.isclass(self.target):

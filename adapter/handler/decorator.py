@@ -3,6 +3,7 @@
 # A class is a callable too (its constructor), so that overloads for classes and for functions overlap by nature: those
 # for classes stand first, and the others mean no class.
 # mypy: disable-error-code="overload-overlap"
+# pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
 

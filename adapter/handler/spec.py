@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Literal, NoReturn, TypedDict, get_args
+from typing import Any, Literal, NoReturn, TypedDict, cast, get_args
 
 from adapter.errors import HandlerDefinitionError
 from adapter.invocation import InvocationContext
@@ -81,24 +81,27 @@ class HandlerSpec:
 
 
 def _problems(spec: HandlerSpec) -> Iterator[tuple[str, str]]:
-    if spec.weights is not None and not (isinstance(spec.weights, str) and spec.weights.strip()):
+    # what users without a type checker pass is anything
+    values: Mapping[str, object] = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    weights, device, devices, concurrency = (values[n] for n in ("weights", "device", "devices", "concurrency"))
+    if weights is not None and not (isinstance(weights, str) and weights.strip()):
         yield "weights", "an address is wanted, such as s3://bucket/prefix/ or a directory, as a str"
-    if not (isinstance(spec.device, str) and _DEVICE.fullmatch(spec.device)):
+    if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
         yield "device", "auto, cpu, cuda or cuda:N is wanted"
-    if not _is_number(spec.devices, int) or spec.devices != 1:
+    if not _is_number(devices) or devices != 1:
         yield "devices", "this version serves a replica with one device"
-    if not _is_number(spec.concurrency, int) or spec.concurrency < 1:
+    if not (isinstance(concurrency, int) and _is_number(concurrency) and concurrency >= 1):
         yield "concurrency", "a whole number of at least 1 is wanted"
-    for field in ("timeout_s", "init_timeout_s"):
-        value = getattr(spec, field)
-        if value is not None and not (_is_number(value, (int, float)) and 0 < value < math.inf):
-            yield field, "a positive number of seconds is wanted, or None"
-    if not isinstance(spec.inference_mode, bool):
+    for name in ("timeout_s", "init_timeout_s"):
+        value = values[name]
+        if value is not None and not (isinstance(value, int | float) and _is_number(value) and 0 < value < math.inf):
+            yield name, "a positive number of seconds is wanted, or None"
+    if not isinstance(values["inference_mode"], bool):
         yield "inference_mode", "True or False is wanted"
 
 
-def _is_number(value: object, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ def defined_at(target: object) -> str | None:
     found = inspect.unwrap(target) if callable(target) else target
     found = getattr(found, "func", found)
     if inspect.isclass(found):
-        methods = [value for value in vars(found).values() if inspect.isfunction(value)]
+        methods = [value for value in vars(cast("type", found)).values() if inspect.isfunction(value)]
         code = methods[0].__code__ if methods else None
     else:
         method = vars(type(found)).get("__call__")
