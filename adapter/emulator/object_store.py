@@ -94,7 +94,8 @@ class _Store:
         bucket = request.path_params["bucket"]
         opened = self.log.open(request.method, bucket, "", None)
         await self._first_byte()
-        if not _is_plain(bucket) or not os.path.isdir(os.path.join(self.root, bucket)):
+        there = _is_plain(bucket) and await asyncio.to_thread(os.path.isdir, os.path.join(self.root, bucket))
+        if not there:
             answer = _error(404, "NoSuchBucket", "The specified bucket does not exist", bucket)
         elif request.method == "HEAD":
             answer = Response(status_code=200)
@@ -294,7 +295,7 @@ def _page(directory: str, prefix: str, delimiter: str, window: tuple[str, int]) 
     rest = sorted((name for name in names if name.encode() > after.encode()), key=str.encode)
     shown = rest[:limit]
     return _Page(
-        tuple((name, status) for name in shown if (status := names[name]) is not None),
+        tuple((name, file) for name in shown if (file := names[name]) is not None),
         tuple(name for name in shown if names[name] is None),
         shown[-1] if shown and len(rest) > limit else None,
     )
