@@ -148,7 +148,7 @@ def init_report(
     begin = start_ns if start_ns is not None else min((span.start_ns for span in ordered), default=0)
     ready = next((span for span in ordered if span.name == READY_MARK and span.start_ns >= begin), None)
     reached = ready is not None and error is None
-    stop = ready.start_ns if ready and reached else max((span.stop_ns for span in ordered), default=begin)
+    stop = ready.start_ns if ready and reached else max([begin, *(span.stop_ns for span in ordered)])
     inside = [span for span in ordered if span.start_ns <= stop and span.stop_ns >= begin]
     pieces, path = _account(inside, begin, stop)
     named = next((span.fields["handler"] for span in inside if "handler" in span.fields), None)
