@@ -1,0 +1,337 @@
+"""Modules built with their parameters on the meta device and filled with tensors of a checkpoint.
+
+Building costs neither memory nor time for initial values that the checkpoint replaces anyway, while buffers, which a
+constructor may compute and a checkpoint need not hold, are real. Filling goes through torch's own
+`load_state_dict(assign=True)`, so that a module's hooks for older checkpoints work.
+
+Source: torch.nn.Module.load_state_dict; S-24 and S-25 of the reported cases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from adapter.device.names import Difference, mismatch_error
+from adapter.device.tensors import as_bytes
+from adapter.errors import LoadError, MissingTensor, TensorMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+M = TypeVar("M", bound="torch.nn.Module")
+
+_logger = getLogger("adapter.weights")
+_filling = threading.local()
+"""Set in a thread that puts tensors into a module: what it assigns then must not become meta in an outer build."""
+_PLAIN_DEPTH = 4
+"""How deep lists and dicts in a module's plain attributes are searched for tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the checkpoint, as far as the header tells."""
+
+    file_name: str
+    """Its name in the checkpoint; the model may know it by another."""
+    shape: tuple[int, ...]
+    """As torch has it."""
+
+
+def build(factory: Callable[[], M], *, on_meta: bool = True) -> M:
+    """The module that the factory makes.
+
+    Args:
+        factory: Makes the module; a module class will do.
+        on_meta: Parameters become meta tensors when they are registered, so that their initialisation costs nothing.
+
+    Raises:
+        LoadError: The factory is no factory, or did not return a module. What it raises itself passes through.
+    """
+    import torch
+
+    if isinstance(factory, torch.nn.Module):
+        raise LoadError(
+            f"a factory is wanted, not a {type(factory).__name__} that is built already: pass a function that makes "
+            f"it, such as `lambda: {type(factory).__name__}(...)`"
+        )
+    try:
+        if on_meta:
+            with _parameters_on_meta():
+                module = factory()
+        else:
+            module = factory()
+    except (RuntimeError, NotImplementedError) as error:
+        if on_meta and "meta" in str(error).lower():
+            error.add_note(
+                "The module is built with its parameters on the meta device (they have no values yet), and its "
+                "constructor uses their values. Compute from them after loading, or build it plainly: "
+                "`model = factory(); model.load_state_dict(dict(weights))`."
+            )
+        raise
+    if not isinstance(module, torch.nn.Module):
+        raise LoadError(
+            f"the factory returned {type(module).__name__} where a torch.nn.Module is wanted; take single tensors as "
+            "weights[name]"
+        )
+    return module
+
+
+def fill(
+    module: torch.nn.Module,
+    stored: Mapping[str, Stored],
+    place: Callable[[str], torch.Tensor],
+    *,
+    finish: Callable[[], None],
+    strict: bool = True,
+) -> None:
+    """Give the module the checkpoint's tensors in place of its own; parameters need no gradient afterwards.
+
+    Args:
+        module: Fresh from `build`.
+        stored: Name in the model → what the checkpoint holds, in the order in which it arrives.
+        place: Gives the tensor of that name in the checkpoint, waiting for it.
+        finish: Waits until all that was placed may be used.
+        strict: Refuse tensors that are missing or left over. A wrong shape and a checkpoint that fits nowhere are
+            always refused.
+
+    Raises:
+        MissingTensor: The model wants a tensor that the checkpoint lacks, or has one without values.
+        TensorMismatch: Left-over tensors, wrong shapes, or different values for one tied tensor.
+    """
+    slots = _slots(module)
+    _refuse_lazy(slots)
+    custom = _loads_its_own_way(module)
+    found = _compare(slots, stored)
+    if not custom:
+        _judge(found, strict=strict)
+        _refuse_left_on_meta(module, except_for=slots)
+    with _while_filling():
+        values = {name: place(stored[name].file_name) for name in stored if name in slots or custom}
+        finish()
+        state = _state(_ties(slots), values, strict=strict)
+        module.requires_grad_(False)
+        try:
+            left = module.load_state_dict(state, strict=False, assign=True)
+        except RuntimeError as error:
+            raise TensorMismatch(f"{type(module).__name__} does not take these tensors: {error}") from error
+        if custom:
+            _judge(found.with_verdict(left.missing_keys, left.unexpected_keys), strict=strict)
+        _renew_references(module, {id(old): state[name] for name, old in slots.items() if name in state})
+    _refuse_left_on_meta(module)
+
+
+def _judge(found: Difference, *, strict: bool) -> None:
+    if found.fits:
+        return
+    if strict or found.misshapen or found.nothing_fits:
+        raise mismatch_error(found)
+    _logger.warning("loading what fits: %s", found.text())
+
+
+# -- building ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    thread = threading.get_ident()
+
+    def on_registration(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+        # the hook is called for every module of the process: only what this thread builds is meant
+        if threading.get_ident() == thread and not getattr(_filling, "depth", 0):
+            _make_meta(parameter, f"{type(module).__name__}.{name}")
+
+    handle = register_module_parameter_registration_hook(on_registration)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _make_meta(parameter: torch.nn.Parameter, name: str) -> None:
+    """Make the very object a meta parameter, so that whoever else holds it stays tied to it."""
+    import torch
+
+    plain = issubclass(type(parameter), torch.nn.Parameter) and parameter.layout == torch.strided
+    if not plain or parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
+        return
+    twin = _like(parameter, torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+    try:
+        torch.utils.swap_tensors(parameter, twin)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        # such a view would keep initial values for ever: wrong answers without a word
+        raise LoadError(
+            f"{name} is used elsewhere (a view or a weak reference) before it is registered, so it cannot be built "
+            "without values: register it first, or build the model plainly and call "
+            "`model.load_state_dict(dict(weights))`"
+        ) from error
+
+
+def _like(old: torch.Tensor, data: torch.Tensor, *, requires_grad: bool = False) -> torch.nn.Parameter:
+    """A parameter of the same class and with the same attributes around other data."""
+    import torch
+
+    kind = type(old) if issubclass(type(old), torch.nn.Parameter) else torch.nn.Parameter
+    new = cast("torch.nn.Parameter", torch.Tensor._make_subclass(kind, data, requires_grad))
+    new.__dict__.update(old.__dict__)
+    return new
+
+
+# -- filling ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _while_filling() -> Iterator[None]:
+    _filling.depth = getattr(_filling, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _filling.depth -= 1
+
+
+def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and persistent buffer by its full name; one object under each of its names."""
+    import torch
+
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _ties(slots: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, list[str]]]:
+    groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, tensor in slots.items():
+        groups.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return list(groups.values())
+
+
+def _refuse_lazy(slots: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    lazy = [name for name, tensor in slots.items() if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise TensorMismatch(
+            f"{_some(lazy)} belong to lazy modules, which learn their shapes in the first forward pass: build the "
+            "model with its real sizes (torch.nn.Linear in place of LazyLinear)",
+            tensor=lazy[0],
+        )
+
+
+def _loads_its_own_way(module: torch.nn.Module) -> bool:
+    """Whether some part changes the names or values it is given, so that only loading tells what fits."""
+    import torch
+
+    plain = torch.nn.Module
+    return any(
+        part._load_state_dict_pre_hooks
+        or part._load_state_dict_post_hooks
+        or type(part)._load_from_state_dict is not plain._load_from_state_dict
+        or type(part).load_state_dict is not plain.load_state_dict
+        for part in module.modules()
+    )
+
+
+def _compare(slots: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) -> Difference:
+    missing = []
+    for _, names in _ties(slots):
+        if not any(name in stored for name in names):
+            missing.append(names[0])
+    return Difference(
+        wanted=tuple(slots),
+        held=tuple(stored),
+        missing=tuple(missing),
+        unexpected=tuple(name for name in stored if name not in slots),
+        misshapen={
+            name: (stored[name].shape, tuple(tensor.shape))
+            for name, tensor in slots.items()
+            if name in stored and stored[name].shape != tuple(tensor.shape)
+        },
+    )
+
+
+def _state(
+    groups: list[tuple[torch.Tensor, list[str]]], values: Mapping[str, torch.Tensor], *, strict: bool
+) -> dict[str, torch.Tensor]:
+    """What `load_state_dict` gets: one object for all names of a tied tensor, so that it stays tied."""
+    import torch
+
+    state = dict(values)
+    for old, names in groups:
+        there = [name for name in names if name in values]
+        if not there:
+            continue
+        first = values[there[0]]
+        for other in there[1:]:
+            if not _same(first, values[other]):
+                text = f"{there[0]} and {other} are one tensor in the model and two different ones in the checkpoint"
+                if strict:
+                    raise TensorMismatch(f"{text}: build the model without tying them", tensor=other)
+                _logger.warning("%s: the first is used", text)
+        new = _like(old, first) if isinstance(old, torch.nn.Parameter) else first
+        state.update(dict.fromkeys(names, new))
+    return state
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    import torch
+
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(as_bytes(one), as_bytes(other))
+
+
+# -- what is left -----------------------------------------------------------------------------------------------------
+
+
+def _renew_references(module: torch.nn.Module, renewed: Mapping[int, torch.Tensor]) -> None:
+    """Put new tensors also where plain attributes of modules (lists of parameters, aliases) hold the old ones."""
+    for part in module.modules():
+        for container, key, tensor, _ in _plain_tensors(part):
+            if id(tensor) in renewed and container is not None:
+                container[key] = renewed[id(tensor)]
+
+
+def _plain_tensors(part: torch.nn.Module) -> Iterator[tuple[Any, Any, torch.Tensor, str]]:
+    """Tensors in plain attributes of one module: (container or None where it cannot be changed, key, tensor, path)."""
+    import torch
+
+    registries = ("_parameters", "_buffers", "_modules")
+    waiting: list[tuple[Any, Any, Any, str, int]] = [
+        (vars(part), name, value, name, 0) for name, value in list(vars(part).items()) if name not in registries
+    ]
+    while waiting:
+        container, key, value, path, depth = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield container, key, value, path
+        elif depth < _PLAIN_DEPTH and type(value) in (list, tuple, dict):
+            inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+            holder = None if isinstance(value, tuple) else value
+            waiting += [(holder, k, v, f"{path}[{k!r}]", depth + 1) for k, v in inner]
+
+
+def _refuse_left_on_meta(module: torch.nn.Module, except_for: Any = ()) -> None:
+    left: dict[str, str] = defaultdict(str)
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for kind, registry in (("parameter", part._parameters), ("buffer", part._buffers)):
+            left.update({dot + n: kind for n, t in registry.items() if t is not None and t.is_meta})
+        if not except_for:
+            left.update({dot + path: "attribute" for _, _, t, path in _plain_tensors(part) if t.is_meta})
+    names = [f"{name} ({kind})" for name, kind in left.items() if name not in except_for]
+    if names:
+        raise MissingTensor(
+            f"{_some(names)} would have no values: the checkpoint does not hold them, and the constructor computes "
+            "them from parameters, which have no values while the model is built. Save them with the checkpoint "
+            "(persistent buffers), compute them in `forward`, or build the model plainly and call "
+            "`model.load_state_dict(dict(weights))`",
+            tensor=names[0].partition(" ")[0],
+        )
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
