@@ -124,6 +124,13 @@ class JournalReader:
         """When a record was last appended, in seconds of the wall clock."""
         return os.fstat(self._descriptor).st_mtime
 
+    def is_at(self, path: Path) -> bool:
+        """Whether that name still leads to the file that is read here."""
+        try:
+            return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         """Give back the file."""
         if self._descriptor >= 0:
@@ -132,12 +139,13 @@ class JournalReader:
 
 
 class JournalWriter:
-    """Appends to a journal; thread-safe, since each record is one write to a file opened for appending."""
+    """Appends to a journal. Several processes may; threads of one process share it under a lock of their own."""
 
     def __init__(self, path: Path, descriptor: int, first: bytes) -> None:
         self.path = path
         self._descriptor = descriptor
         self._seed = zlib.crc32(first)
+        self._aligned = False
 
     @classmethod
     def create(cls, path: Path, header: JournalHeader) -> Self:
@@ -170,10 +178,6 @@ class JournalWriter:
         try:
             if os.pread(descriptor, len(first), 0) != first:
                 raise CacheError(f"{path} is the journal of another object or boot", path=str(path))
-            torn = os.fstat(descriptor).st_size % _RECORD.size
-            if torn:
-                # later records have to start where readers look for them
-                _write(descriptor, bytes(_RECORD.size - torn), path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -185,6 +189,12 @@ class JournalWriter:
         Raises:
             NoSpace: The disk is full.
         """
+        if not self._aligned:
+            # a torn record at the end: later ones have to start where readers look for them
+            torn = os.fstat(self._descriptor).st_size % _RECORD.size
+            if torn:
+                _write(self._descriptor, bytes(_RECORD.size - torn), self.path)
+            self._aligned = True
         body = _RECORD.pack(_MARK, done.start, done.stop, 0)[:-4]
         _write(self._descriptor, body + zlib.crc32(body, self._seed).to_bytes(4, "little"), self.path)
 

@@ -10,11 +10,12 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from adapter.checkpoint.header import Header, header_length, parse_header
+from adapter.checkpoint.header import HEADER_LIMIT_BYTES, LENGTH_BYTES, Header, header_length, parse_header
 from adapter.checkpoint.ranges import ByteRange, round_to_pages
 from adapter.errors import CacheError
 from adapter.streaming.journal import JournalReader
@@ -24,7 +25,8 @@ from adapter.streaming.waiting import Deadline, Failure, wait_for
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE_S = 1.0
 """A sealed file gets its final name before the other names go, so nothing at all for so long means: it was removed."""
-_LENGTH_BYTES = 8
+_LOOK_BYTES = 512
+"""So much of a file's beginning tells what it is when it is no safetensors file."""
 
 
 class ObjectReader:
@@ -46,7 +48,7 @@ class ObjectReader:
         failure: Failure | None = None,
         deadline: Deadline | None = None,
         *,
-        header_limit_bytes: int = 100_000_000,
+        header_limit_bytes: int = HEADER_LIMIT_BYTES,
     ) -> None:
         self.entry = entry
         self._failure = failure
@@ -118,11 +120,7 @@ class ObjectReader:
             AdapterError, InitTimeout, CacheError: As `wait`.
         """
         if self._header is None:
-            name, size = self.entry.name, self.entry.size_bytes
-            first = self.read(ByteRange(0, min(_LENGTH_BYTES, size)))
-            length = header_length(first, size, self._header_limit_bytes)
-            data = self.read(ByteRange(0, _LENGTH_BYTES + length))
-            self._header = parse_header(data, file=name, file_bytes=size)
+            self._header = read_header(self.read, self.entry.name, self.entry.size_bytes, self._header_limit_bytes)
         return self._header
 
     @property
@@ -213,10 +211,12 @@ class ObjectReader:
         try:
             header = journal.header
             if (header.size_bytes, header.version) != (self.entry.size_bytes, self.entry.version):
-                raise CacheError(
-                    f"{self.entry.journal} is the journal of another object", path=str(self.entry.journal)
-                )
-            self._descriptor = open_sized(self.entry.partial, self.entry.size_bytes)
+                raise CacheError(f"{self.entry.journal} is the journal of another object", path=str(self.entry.journal))
+            descriptor = open_sized(self.entry.partial, self.entry.size_bytes)
+            if not journal.is_at(self.entry.journal):
+                # both were replaced between the two opens: this journal is not about this file
+                os.close(descriptor)
+                raise FileNotFoundError(self.entry.journal)
         except FileNotFoundError:
             journal.close()
             return False
@@ -224,6 +224,7 @@ class ObjectReader:
             journal.close()
             raise
         journal.poll()
+        self._descriptor = descriptor
         self._journal = journal
         self._complete = journal.complete
         return True
@@ -232,6 +233,18 @@ class ObjectReader:
         size = self.entry.size_bytes
         there = self._journal.done.total if self._journal is not None else 0
         return f"{self.entry.name} ({there} of {size} bytes are there)"
+
+
+def read_header(read: Callable[[ByteRange], bytes], file: str, file_bytes: int, limit_bytes: int) -> Header:
+    """The header of a file that `read` gives bytes of; its length is checked before so much is read.
+
+    Raises:
+        NotSafetensors, HeaderError: It is not one.
+    """
+    first = read(ByteRange(0, min(_LOOK_BYTES, file_bytes)))
+    length = header_length(first, file=file, file_bytes=file_bytes, limit_bytes=limit_bytes)
+    data = read(ByteRange(0, LENGTH_BYTES + length))
+    return parse_header(data, file=file, file_bytes=file_bytes, limit_bytes=limit_bytes)
 
 
 def open_sized(path: Path, size_bytes: int) -> int:

@@ -1,0 +1,45 @@
+"""How a checkpoint is streamed, and how far a stream is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from adapter.checkpoint.header import HEADER_LIMIT_BYTES
+from adapter.storage.retry import RetryPolicy
+from adapter.streaming.manifest import StreamManifest
+from adapter.streaming.waiting import Deadline
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a checkpoint is streamed."""
+
+    address: str
+    """What the source was opened with; part of every object's identity in the cache."""
+    connections: int = 16
+    part_bytes: int = 8 * MEBIBYTE
+    """Length of one range read."""
+    chunk_bytes: int = MEBIBYTE
+    """Received, written and journalled at a time: what each connection may lose when the process is killed."""
+    header_limit_bytes: int = HEADER_LIMIT_BYTES
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    deadline: Deadline | None = None
+    stall_s: float = 30.0
+    """Another fetcher that brings nothing for so long is not waited for any longer."""
+    previous: StreamManifest | None = None
+    """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stream is."""
+
+    total_bytes: int
+    done_bytes: int
+    from_cache_bytes: int
+    """Bytes that were on disk when the stream began."""
+    requests: int
+    """Range reads sent, repeats included."""
+    retries: int

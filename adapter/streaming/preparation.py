@@ -1,0 +1,265 @@
+"""What is to be streamed, and a file for each of it: everything before the bulk of the bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from adapter.checkpoint.header import LENGTH_BYTES
+from adapter.checkpoint.index import INDEX_NAME, SINGLE_NAME, WeightIndex, find_index, parse_index
+from adapter.checkpoint.ranges import ByteRange
+from adapter.errors import (
+    AccessDenied,
+    AdapterError,
+    CacheNotWritable,
+    CheckpointError,
+    InvocationCancelled,
+    ObjectNotFound,
+    WeightIndexError,
+)
+from adapter.storage.base import ObjectInfo
+from adapter.storage.retry import RetryingSource
+from adapter.streaming.cache import Cache, Identity, PartNames, is_read_only, not_writable
+from adapter.streaming.filling import Filling, Hold
+from adapter.streaming.manifest import Kind, StreamManifest
+from adapter.streaming.options import StreamOptions
+from adapter.streaming.reader import read_header
+from adapter.streaming.selection import FILE_LIMIT_BYTES, WELL_KNOWN, Wanted, select
+from adapter.streaming.shard_file import free_bytes, no_space
+from adapter.streaming.waiting import wait_for
+from adapter.timeline import Timeline
+
+
+class Preparation:
+    """Lists, selects, takes leases and makes files.
+
+    Args:
+        source: Where the objects are.
+        cache: Where they go.
+        options: How.
+        timeline: Where spans are recorded.
+        cancel: Ends waits when set.
+    """
+
+    def __init__(
+        self,
+        source: RetryingSource,
+        cache: Cache,
+        options: StreamOptions,
+        timeline: Timeline,
+        cancel: threading.Event,
+    ) -> None:
+        self.fillings: dict[str, Filling] = {}
+        """What was begun, by name; in the manifest's order once `prepare` has returned."""
+        self._source = source
+        self._cache = cache
+        self._options = options
+        self._timeline = timeline
+        self._cancel = cancel
+        self._read_only: CacheNotWritable | None = None
+        self._unsound: set[str] = set()
+
+    def prepare(self, order_hint: Sequence[str], fetch: Callable[[Filling], None]) -> StreamManifest:
+        """The manifest; every object in it is published, begun here, or followed.
+
+        Args:
+            order_hint: Names of shards that are wanted first.
+            fetch: Brings all bytes of a small object, without publishing it.
+
+        Raises:
+            StorageError, CheckpointError, CacheError, InitTimeout, InvocationCancelled: As `Streamer.prepare`.
+        """
+        try:
+            self._cache.make()
+        except CacheNotWritable as error:
+            # a cache that is complete serves all the same
+            self._read_only = error
+        previous = self._options.previous
+        if previous is not None:
+            wanted = [Wanted(ObjectInfo(entry.key, entry.size_bytes, entry.version), entry.kind) for entry in previous]
+        else:
+            wanted = list(self._select(order_hint, fetch))
+        self._check_space(wanted)
+        for each in wanted:
+            if each.info.key not in self.fillings:
+                self._begin(each.info, each.kind)
+        self.fillings = {each.info.key: self.fillings[each.info.key] for each in wanted}
+        entries = tuple(filling.entry() for filling in self.fillings.values())
+        return StreamManifest(self._options.address, self._source.store, entries)
+
+    # -- what ---------------------------------------------------------------------------------------------------------
+
+    def _select(self, order_hint: Sequence[str], fetch: Callable[[Filling], None]) -> tuple[Wanted, ...]:
+        with self._timeline.span("storage.list", "network") as span:
+            try:
+                listing = {info.key: info for info in self._source.list()}
+                denied = None
+            except AccessDenied as error:
+                denied = error
+                listing = self._probe((INDEX_NAME, SINGLE_NAME, *WELL_KNOWN))
+            span.add(objects=len(listing), listed=denied is None)
+        name = find_index(listing)
+        index = self._read_index(listing[name], fetch) if name is not None else None
+        if denied is not None:
+            if index is not None:
+                listing |= self._probe(index.shards)
+            elif SINGLE_NAME not in listing:
+                raise AccessDenied(
+                    f"{denied.message}; without the permission to list, {INDEX_NAME} or {SINGLE_NAME} must be "
+                    "readable, and neither is there or permitted",
+                    **denied.fields,
+                ) from denied
+        selection = select(listing, index, name, address=self._options.address, order=order_hint)
+        if selection.skipped:
+            self._timeline.mark(
+                "storage.skipped", "network", count=len(selection.skipped), names=", ".join(selection.skipped[:20])
+            )
+        return selection.wanted
+
+    def _probe(self, names: Iterable[str]) -> dict[str, ObjectInfo]:
+        """Which of these objects are there, found by reading a byte of each."""
+
+        def look(name: str) -> ObjectInfo | None:
+            try:
+                return self._source.read_into(name, 0, memoryview(bytearray(1))).info
+            except (ObjectNotFound, AccessDenied):
+                return None
+
+        with ThreadPoolExecutor(min(self._options.connections, 16)) as pool:
+            return {info.key: info for info in pool.map(look, names) if info is not None}
+
+    def _read_index(self, info: ObjectInfo, fetch: Callable[[Filling], None]) -> WeightIndex:
+        if info.size_bytes > FILE_LIMIT_BYTES:
+            raise WeightIndexError(
+                f"{info.key} has {info.size_bytes} bytes: no weight index is so large", file=info.key
+            )
+        filling = self._begin(info, "index")
+        if filling.hold is Hold.FOLLOWED:
+            wait_for(
+                lambda: filling.catch_up() or filling.take() or None,
+                lambda: f"{info.key}, which another process is fetching",
+                failure=self._cancelled,
+                deadline=self._options.deadline,
+            )
+        if filling.hold is Hold.OURS:
+            fetch(filling)
+        index = parse_index(filling.read(filling.whole), file=info.key)
+        filling.finish()
+        return index
+
+    # -- where --------------------------------------------------------------------------------------------------------
+
+    def _check_space(self, wanted: Iterable[Wanted]) -> None:
+        """S-19: before anything is fetched, so that nothing has to be thrown away half-way."""
+        if self._read_only is not None:
+            return
+        needed = 0
+        for each in wanted:
+            slot = self._cache.slot(self._identity(each.info))
+            if not slot.trusted():
+                needed += slot.identity.size_bytes - slot.allocated_bytes()
+        place = self._cache.root / "v1" / "objects"
+        if needed > free_bytes(place):
+            raise no_space(place, needed)
+
+    def _begin(self, info: ObjectInfo, kind: Kind) -> Filling:
+        filling = Filling(info.key, kind, self._cache.slot(self._identity(info)))
+        names = self._previous_names(filling)
+        self.fillings[info.key] = filling
+        if self._usable(filling) and names not in filling.slot.parts():
+            filling.done_before()
+            return filling
+        if self._read_only is not None:
+            raise self._read_only
+        begun_s = time.monotonic()
+        try:
+            wait_for(
+                lambda: self._claim(filling, names, begun_s) or None,
+                lambda: f"{info.key}, which another process is about to fill",
+                failure=self._cancelled,
+                deadline=self._options.deadline,
+            )
+        except OSError as error:
+            if is_read_only(error):
+                raise not_writable(filling.slot.directory, error) from error
+            raise
+        return filling
+
+    def _claim(self, filling: Filling, names: PartNames | None, begun_s: float) -> bool:
+        """Take it from the cache, fill it, or follow who does; False when that cannot be told yet."""
+        slot = filling.slot
+        if not filling.take():
+            if self._usable(filling):
+                filling.done_before()
+            elif not os.path.lexists(slot.published) and filling.adopt(names):
+                filling.hold = Hold.FOLLOWED
+            elif time.monotonic() - begun_s > self._options.stall_s:
+                filling.go_on_without_lease()
+                filling.create(names)
+            else:
+                return False
+            return True
+        if self._usable(filling):
+            if names not in slot.parts():
+                filling.release()
+                filling.done_before()
+                return True
+        else:
+            slot.drop_published()
+        if filling.adopt(names) and not self._sound_part(filling):
+            filling.drop()
+        if filling.names is None:
+            filling.create(names)
+        slot.clean(keep=filling.names)
+        return True
+
+    def _usable(self, filling: Filling) -> bool:
+        """Whether the published file can be taken as it is; a shard that lost its header's sense cannot (S-02)."""
+        if not filling.slot.trusted() or filling.name in self._unsound:
+            return False
+        if filling.kind == "shard":
+            try:
+                filling.check_header(self._options.header_limit_bytes)
+            except CheckpointError as error:
+                self._timeline.mark("cache.dropped", "network", file=filling.name, reason=error.message)
+                self._unsound.add(filling.name)
+                return False
+        filling.slot.sweep()
+        return True
+
+    def _sound_part(self, filling: Filling) -> bool:
+        """Whether the header of a filling file, as far as it is there, makes sense."""
+
+        class Missing(Exception):
+            pass
+
+        def read(wanted: ByteRange) -> bytes:
+            if filling.missing(wanted):
+                raise Missing
+            return filling.read(wanted)
+
+        if filling.kind != "shard" or filling.size_bytes < LENGTH_BYTES:
+            return True
+        try:
+            read_header(read, filling.name, filling.size_bytes, self._options.header_limit_bytes)
+        except Missing:
+            return True
+        except CheckpointError as error:
+            self._timeline.mark("cache.dropped", "network", file=filling.name, reason=error.message)
+            return False
+        return True
+
+    def _identity(self, info: ObjectInfo) -> Identity:
+        key = f"{self._options.address.rstrip('/')}/{info.key}"
+        return Identity(self._source.store, key, info.version, info.size_bytes)
+
+    def _previous_names(self, filling: Filling) -> PartNames | None:
+        previous = self._options.previous
+        entry = previous.find(filling.name) if previous is not None else None
+        return PartNames(entry.partial, entry.journal) if entry is not None else None
+
+    def _cancelled(self) -> AdapterError | None:
+        return InvocationCancelled("the stream was cancelled") if self._cancel.is_set() else None

@@ -1,0 +1,327 @@
+"""Objects of a store into the cache: what there is, what is missing, and then all of it by parallel range reads.
+
+`prepare` says what will be streamed and where (the manifest), `run` brings it: small files and the beginnings of all
+shards first, then, once its header has been checked, each shard's parts in the order in which they are wanted. One
+queue serves all connections, so no connection waits for another's share.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from adapter.checkpoint.ranges import ByteRange, split
+from adapter.errors import (
+    CacheError,
+    CheckpointError,
+    InitTimeout,
+    InvocationCancelled,
+    LeaseTimeout,
+    NoSpace,
+    ObjectChanged,
+    TruncatedRead,
+    WrongRange,
+)
+from adapter.storage.base import RangeRequest, RangeSource
+from adapter.storage.retry import RetryingSource
+from adapter.streaming.cache import Cache
+from adapter.streaming.filling import Filling, Hold
+from adapter.streaming.manifest import StreamManifest
+from adapter.streaming.options import MEBIBYTE, Progress, StreamOptions
+from adapter.streaming.preparation import Preparation
+from adapter.streaming.reader import read_header
+from adapter.streaming.work import Work
+from adapter.timeline import Timeline
+
+_FIRST, _HEAD, _BULK = range(3)
+_FOLLOW_S = 0.01
+"""How often another fetcher's progress is looked at."""
+_LEASE_S = 0.1
+"""How often the lease of another is tried: a dead holder is replaced within this."""
+_TELL_S = 5.0
+"""How often a wait for another fetcher is told in the timeline."""
+_JOIN_S = 2.0
+"""How long threads may take to end after a failure; one that hangs in the network is left behind."""
+
+
+class Streamer:
+    """Streams one checkpoint into a cache. `with` owns its files and leases; the source stays the caller's.
+
+    Args:
+        source: Where the objects are.
+        cache: Where they go.
+        options: How.
+        timeline: Where spans are recorded; None keeps them in memory.
+    """
+
+    def __init__(
+        self, source: RangeSource, cache: Cache, options: StreamOptions, timeline: Timeline | None = None
+    ) -> None:
+        self.options = options
+        self.timeline = timeline or Timeline("fetcher")
+        self._cancel = threading.Event()
+        deadline_s = options.deadline.at_s if options.deadline is not None else None
+        self._source = RetryingSource(source, options.retry, cancel=self._cancel, deadline_s=deadline_s)
+        self._preparation = Preparation(self._source, cache, options, self.timeline, self._cancel)
+        self._fillings: tuple[Filling, ...] = ()
+        self._work = Work(options.connections, options.chunk_bytes, "stream")
+        self._sequential: set[Filling] = set()
+        self._lock = threading.Lock()
+        self._sent_first = False
+
+    def prepare(self, order_hint: Sequence[str] = ()) -> StreamManifest:
+        """What is streamed and where it will be; every file in it exists under one of its names.
+
+        Args:
+            order_hint: Names of shards that are wanted first.
+
+        Raises:
+            StorageError: The store could not be read.
+            CheckpointError: There is no complete checkpoint.
+            CacheError: The cache cannot hold it: not writable, no space.
+            InitTimeout, InvocationCancelled: Time is up; `cancel` was called.
+        """
+        try:
+            manifest = self._preparation.prepare(order_hint, self._fetch_now)
+            self._fillings = tuple(self._preparation.fillings.values())
+            return manifest
+        except OSError as error:
+            self._give_up(error)
+            raise _cache_error(error) from error
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def run(self) -> Progress:
+        """Bring everything; returns when every object is published.
+
+        Raises:
+            StorageError, CheckpointError, CacheError: The first failure; everything else has stopped.
+            LeaseTimeout: Another process was filling the last of it when the deadline passed.
+            InitTimeout: The deadline passed.
+            InvocationCancelled: `cancel` was called.
+        """
+        with self.timeline.span("weights.stream", "network") as span:
+            try:
+                for order, filling in enumerate(self._fillings):
+                    if filling.hold is Hold.OURS:
+                        self._enqueue(order, filling)
+                self._watch()
+            except BaseException as error:
+                self._cancel.set()
+                self._work.fail(error)
+                self._work.close(_JOIN_S)
+                self._give_up(error)
+                if isinstance(error, OSError):
+                    raise _cache_error(error) from error
+                raise
+            finally:
+                progress = self.progress()
+                span.add(
+                    bytes=progress.done_bytes - progress.from_cache_bytes,
+                    total_bytes=progress.total_bytes,
+                    from_cache_bytes=progress.from_cache_bytes,
+                    requests=progress.requests,
+                    retries=progress.retries,
+                )
+            self._work.close(_JOIN_S)
+        return progress
+
+    def progress(self) -> Progress:
+        """How far it is. From any thread."""
+        return Progress(
+            total_bytes=sum(filling.size_bytes for filling in self._fillings),
+            done_bytes=sum(filling.done_bytes for filling in self._fillings),
+            from_cache_bytes=sum(filling.from_cache_bytes for filling in self._fillings),
+            requests=self._source.requests,
+            retries=self._source.retries,
+        )
+
+    def cancel(self) -> None:
+        """End `prepare` or `run` soon, with `InvocationCancelled`. From any thread or signal handler."""
+        self._cancel.set()
+
+    def sync(self) -> None:
+        """Make what was streamed survive a power cut. Takes long: for after readiness (D8)."""
+        for filling in self._fillings:
+            # a cache that is read-only or was cleared meanwhile has nothing to sync
+            with suppress(OSError):
+                if filling.hold is Hold.DONE and not filling.slot.synced():
+                    filling.slot.sync()
+
+    def close(self) -> None:
+        """Give back files and leases."""
+        self._cancel.set()
+        if self._work.close(_JOIN_S):
+            for filling in self._preparation.fillings.values():
+                filling.close()
+        else:
+            # a thread still hangs in a read and may yet write: its files stay open until the process ends
+            for filling in self._preparation.fillings.values():
+                filling.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until everything is published: look at failures, time, and what other fetchers do."""
+        tried_s = told_s = time.monotonic()
+        while True:
+            if self._work.error is not None:
+                raise self._work.error
+            waiting = [filling for filling in self._fillings if filling.hold is not Hold.DONE]
+            if not waiting:
+                return
+            self._check_time(waiting)
+            now_s = time.monotonic()
+            try_leases = now_s - tried_s >= _LEASE_S
+            tried_s = now_s if try_leases else tried_s
+            followed = [filling for filling in waiting if filling.hold is Hold.FOLLOWED]
+            for filling in followed:
+                self._follow(filling, try_leases)
+            if followed and now_s - told_s >= _TELL_S:
+                told_s = now_s
+                first = followed[0]
+                self.timeline.mark(
+                    "lease.wait", "network", file=first.name, bytes=first.done_bytes, of=first.size_bytes
+                )
+            self._work.wait(_FOLLOW_S if followed else _LEASE_S)
+
+    def _check_time(self, waiting: list[Filling]) -> None:
+        if self._cancel.is_set():
+            raise InvocationCancelled("the stream was cancelled")
+        deadline = self.options.deadline
+        if deadline is None or not deadline.passed:
+            return
+        first = waiting[0]
+        state = f"{first.name}: {first.done_bytes} of {first.size_bytes} bytes"
+        if all(filling.hold is Hold.FOLLOWED for filling in waiting):
+            raise LeaseTimeout(
+                f"time is up while another process fills the cache ({state})", path=str(first.slot.directory)
+            )
+        raise InitTimeout(f"time is up while weights are streamed ({state})", stage="weights.stream")
+
+    def _follow(self, filling: Filling, try_lease: bool) -> None:
+        filling.poll()
+        if filling.catch_up():
+            return
+        if try_lease and filling.take():
+            self._tell("lease.taken_over", filling)
+        elif time.monotonic() - filling.progressed_s > self.options.stall_s:
+            self._tell("lease.stalled", filling)
+            filling.go_on_without_lease()
+        if filling.hold is Hold.OURS and not filling.catch_up():
+            self._enqueue(self._fillings.index(filling), filling)
+
+    def _tell(self, what: str, filling: Filling) -> None:
+        self.timeline.mark(what, "network", file=filling.name, bytes=filling.done_bytes, of=filling.size_bytes)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leave what is worth resuming; give back the room that a full disk needs, drop what is no checkpoint."""
+        useless = isinstance(error, NoSpace | CheckpointError | ObjectChanged)
+        for filling in self._preparation.fillings.values():
+            if filling.hold is Hold.DONE:
+                continue
+            if useless:
+                filling.discard()
+            filling.release()
+
+    # -- filling ------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, order: int, filling: Filling) -> None:
+        if filling.kind == "shard":
+            self._work.put((_HEAD, order, 0), partial(self._bring_head, order, filling))
+        else:
+            self._put_parts(_FIRST, order, filling)
+
+    def _put_parts(self, phase: int, order: int, filling: Filling) -> None:
+        parts = [part for gap in filling.missing() for part in split(gap, self.options.part_bytes)]
+        for part in parts or [ByteRange(0, 0)]:
+            self._work.put((phase, order, part.start), partial(self._bring, filling, part))
+
+    def _bring_head(self, order: int, filling: Filling, buffer: memoryview) -> None:
+        """The shard's first MiB, checked; only then is the rest of it worth fetching."""
+        with self.timeline.span("weights.header", "network", file=filling.name):
+            self._fetch(filling, ByteRange(0, min(MEBIBYTE, filling.size_bytes)), buffer)
+            self._check_header(filling, buffer)
+        self._put_parts(_BULK, order, filling)
+
+    def _check_header(self, filling: Filling, buffer: memoryview) -> None:
+        def read(wanted: ByteRange) -> bytes:
+            self._fetch(filling, wanted, buffer)
+            return filling.read(wanted)
+
+        read_header(read, filling.name, filling.size_bytes, self.options.header_limit_bytes)
+
+    def _bring(self, filling: Filling, part: ByteRange, buffer: memoryview) -> None:
+        self._fetch(filling, part, buffer)
+        filling.finish()
+
+    def _fetch_now(self, filling: Filling) -> None:
+        """A small object, in the calling thread; not published yet."""
+        self._fetch(filling, filling.whole, memoryview(bytearray(self.options.chunk_bytes)))
+
+    def _fetch(self, filling: Filling, wanted: ByteRange, buffer: memoryview) -> None:
+        for gap in filling.missing(wanted):
+            if filling.catch_up():
+                return
+            try:
+                self._read(filling, gap, buffer)
+            except WrongRange as error:
+                if not error.fields.get("ignores_range"):
+                    raise
+                self._read_whole(filling, buffer)
+                return
+
+    def _read_whole(self, filling: Filling, buffer: memoryview) -> None:
+        """From a store that always sends all of an object: once, from its beginning (S-09)."""
+        with self._lock:
+            first = filling not in self._sequential
+            self._sequential.add(filling)
+        if first:
+            self._read(filling, filling.whole, buffer)
+
+    def _read(self, filling: Filling, gap: ByteRange, buffer: memoryview) -> None:
+        identity = filling.slot.identity
+        if not self._sent_first:
+            self._sent_first = True
+            self.timeline.mark("storage.first_range", "network", key=filling.name)
+        position = gap.start
+        with closing(
+            self._source.read_chunks(RangeRequest(filling.name, position, gap.length, identity.version), buffer)
+        ) as chunks:
+            for answer in chunks:
+                if answer.info.size_bytes != identity.size_bytes:
+                    raise ObjectChanged(
+                        f"{filling.name} has {answer.info.size_bytes} bytes now, not {identity.size_bytes} as listed",
+                        key=filling.name,
+                    )
+                filling.write(position, buffer[: answer.length_bytes])
+                position += answer.length_bytes
+                if self._cancel.is_set():
+                    raise InvocationCancelled("the stream was cancelled")
+        if position < gap.stop:
+            raise TruncatedRead(
+                f"the store gave {position - gap.start} of {gap.length} bytes of {filling.name} from {gap.start}",
+                key=filling.name,
+                range=str(gap),
+            )
+
+
+def _cache_error(error: OSError) -> CacheError:
+    """What the disk did, as an error of ours: everything that talks to a network maps its own."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    return CacheError(f"the cache could not be used: {error}", path=path, cause=type(error).__name__)
