@@ -36,7 +36,7 @@ def _die_with_parent() -> None:
 
 
 class Child:
-    """`python -m adapter.cli.main …` as a child process, its output in a file."""
+    """`python -m adapter.cli …` as a child process, its output in a file."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = f"coldstart {arguments[0]}"
@@ -44,7 +44,7 @@ class Child:
         self.started = time.monotonic()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "adapter.cli.main", *arguments],
+                [sys.executable, "-m", "adapter.cli", *arguments],
                 cwd=ROOT,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -82,7 +82,7 @@ class Child:
     def said(self) -> str:
         """The end of its output, to be added to a message."""
         lines = self._log.read_text(errors="replace").splitlines()[-20:]
-        return ", it said:\n" + "\n".join(f"    {line}" for line in lines) if lines else ", without a word"
+        return ", it said:\n" + "\n".join(f"    {line[:400]}" for line in lines) if lines else ", without a word"
 
     def end(self) -> None:
         """Ask it to end, as a platform does.

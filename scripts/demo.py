@@ -247,7 +247,7 @@ class Scene:
         path = self.directory / "report.json"
         path.write_text(json.dumps(report))
         sys.stdout.flush()
-        command = [sys.executable, "-m", "adapter.cli.main", "report", str(path), "--text"]
+        command = [sys.executable, "-m", "adapter.cli", "report", str(path), "--text"]
         done = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             raise Failed(f"coldstart report ended with exit code {done.returncode}")
