@@ -13,16 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from adapter.errors import (
-    AdapterError,
-    Draining,
-    InvocationCancelled,
-    InvocationTimeout,
-    LinkError,
-    QueueFull,
-    WorkerDied,
-)
+from adapter.errors import AdapterError, LinkError, QueueFull
 from adapter.lifecycle import Event, Phase, advance
+from adapter.runtime.endings import cancelled, copy_of, draining, worker_died
 from adapter.runtime.invocation import CancelReason, Invocation, Outcome, StartKind
 from adapter.runtime.link import Frame
 from adapter.runtime.metrics import Metrics
@@ -123,7 +116,7 @@ class Dispatcher:
         if self._failure is not None:
             raise copy_of(self._failure)
         if self.phase in (Phase.DRAINING, Phase.STOPPED):
-            raise _draining()
+            raise draining()
         free = self._free
         if not free and len(self._waiting) >= self._queue_limit:
             self._metrics.refused("queue_full")
@@ -153,7 +146,7 @@ class Dispatcher:
         started = self.ready
         self._step(Event.DRAIN)
         if not started:  # nothing will ever take what waits
-            self._end_all(self._waiting, _draining)
+            self._end_all(self._waiting, draining)
         self._settle()
         waits = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(hurry.wait())]
         try:
@@ -210,13 +203,13 @@ class Dispatcher:
             timer.cancel()
         self._clogged.clear()
         self._next_start = "cold"
-        draining = self.phase is Phase.DRAINING
+        ending = self.phase is Phase.DRAINING
         self._step(Event.WORKER_LOST)
         self._metrics.worker_lost()
-        self._end_all(self._running, _worker_died)
+        self._end_all(self._running, worker_died)
         self._running.clear()
-        if draining:
-            self._end_all(self._waiting, _draining)
+        if ending:
+            self._end_all(self._waiting, draining)
 
     # -- the worker's frames -------------------------------------------------------------------------------------------
 
@@ -311,7 +304,7 @@ class Dispatcher:
         waited = self._waiting.pop(invocation.request_id, None) is not None
         if reason == "client_gone":
             invocation.discard()
-        self._finish(invocation, Outcome("error", error=_cancelled(invocation, reason, self._loop.time())))
+        self._finish(invocation, Outcome("error", error=cancelled(invocation, reason, self._loop.time())))
         if not waited and self._port is not None:
             self._port.send(Frame("cancel", {"id": invocation.request_id, "reason": reason}))
             invocation.timer = self._loop.call_later(UNRESPONSIVE_S, self._unresponsive, invocation.request_id)
@@ -375,33 +368,3 @@ class Dispatcher:
     def _step(self, event: Event) -> None:
         with contextlib.suppress(ValueError):  # such as a lost worker of a replica that ends: nothing changes
             self.phase = advance(self.phase, event)
-
-
-def copy_of(error: AdapterError) -> AdapterError:
-    """An equal error without the traces of where this one was raised before."""
-    return AdapterError.from_dict(error.to_dict())
-
-
-def _draining() -> AdapterError:
-    return Draining("the replica is ending and takes no new work: send it to another replica")
-
-
-def _worker_died() -> AdapterError:
-    return WorkerDied(
-        "the worker ended while it held this invocation; whether it took effect is unknown. A new worker is being "
-        "started: try again if running twice does no harm.",
-        role="worker",
-    )
-
-
-def _cancelled(invocation: Invocation, reason: CancelReason, now: float) -> AdapterError:
-    after_s = round(now - invocation.submitted_s, 3)
-    if reason == "deadline":
-        where = "while it waited for the worker" if invocation.started_s is None else "in the handler"
-        return InvocationTimeout(f"the deadline passed {where}, {after_s:g} s after it came in", seconds=after_s)
-    if reason == "drain":
-        return Draining(
-            f"the replica is ending and interrupted this invocation after {after_s:g} s: send it to another replica",
-            seconds=after_s,
-        )
-    return InvocationCancelled(f"the caller went away after {after_s:g} s", seconds=after_s)

@@ -29,7 +29,7 @@ class FrontProcess:
     def __init__(self, run_dir: Path, **settings: Any) -> None:
         self.run_dir = run_dir
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.port: int = self._listener.getsockname()[1]
         self._status_read, status_write = os.pipe()
         os.set_blocking(self._status_read, False)
