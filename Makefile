@@ -35,7 +35,8 @@ check: $(READY)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports --config pyproject.toml
 	$(BIN)/mypy --strict $(CODE)
-	$(BIN)/pyright --verifytypes adapter --ignoreexternal
+	@# verifytypes looks for the package with the first `python` on PATH, whatever --pythonpath says
+	PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes adapter --ignoreexternal
 
 format: $(READY)
 	$(BIN)/ruff format $(CODE)
