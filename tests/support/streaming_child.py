@@ -1,0 +1,103 @@
+"""A fetcher of its own: a child process that streams a checkpoint into a cache, to be killed and counted.
+
+Run as `python -m tests.support.streaming_child '<json>'`. It prints one JSON line when the manifest is written
+(`{"event": "manifest"}`) and one at its end (`done` with the progress, or `failed` with the error).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from adapter.errors import AdapterError
+from adapter.storage.sources import open_source
+from adapter.streaming.cache import Cache, lock_exclusively
+from adapter.streaming.manifest import StreamManifest
+from adapter.streaming.options import StreamOptions
+from adapter.streaming.streamer import Streamer
+from adapter.streaming.waiting import Deadline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(
+    address: str, cache: Path, manifest: Path, *, env: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[str]:
+    """Start such a child.
+
+    Args:
+        address: What to stream.
+        cache: The cache directory.
+        manifest: Where the child writes its manifest.
+        env: Environment, added to an almost empty one.
+        more: `connections`, `part_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`.
+    """
+    order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.streaming_child", order],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **(env or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def heard(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """The child's next line."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line, f"the child ended with {child.wait()} and said nothing"
+    value: dict[str, Any] = json.loads(line)
+    return value
+
+
+def result(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the child said last: its `done` or `failed` line."""
+    said: dict[str, Any] = {"event": "nothing"}
+    while said["event"] not in ("done", "failed"):
+        said = heard(child)
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+    return said
+
+
+def _say(**value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> int:
+    """Stream as ordered."""
+    order = json.loads(sys.argv[1])
+    manifest_path = Path(order["manifest"])
+    options = StreamOptions(
+        address=order["address"],
+        connections=order.get("connections", 4),
+        part_bytes=order.get("part_bytes", 4 << 20),
+        stall_s=order.get("stall_s", 30.0),
+        deadline=Deadline.after(order.get("deadline_s", 60.0)),
+        previous=StreamManifest.read(manifest_path) if order.get("previous") else None,
+    )
+    cache = Cache(Path(order["cache"]), lock=(lambda _: True) if order.get("lying_lock") else lock_exclusively)
+    try:
+        with (
+            open_source(order["address"], connections=options.connections) as source,
+            Streamer(source, cache, options) as streamer,
+        ):
+            streamer.prepare().write(manifest_path)
+            _say(event="manifest")
+            progress = streamer.run()
+            _say(event="done", **asdict(progress))
+            return 0
+    except AdapterError as error:
+        _say(event="failed", **error.to_dict())
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
