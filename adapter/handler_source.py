@@ -6,6 +6,7 @@ What is read is a hint. The imported decorator has the last word, and a stream o
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -81,7 +82,9 @@ def _read(module: str, search_path: Sequence[str]) -> _Source | None:
         file = Path(spec.origin)
         if file.stat().st_size > _SOURCE_LIMIT_BYTES:
             return None
-        tree = ast.parse(file.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the import says them again
+            tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, ImportError, RecursionError, MemoryError):
         return None
     return _Source(tree, module if spec.submodule_search_locations is not None else module.rpartition(".")[0])
@@ -119,10 +122,18 @@ def _absolute(statement: ast.ImportFrom, package: str) -> str | None:
 def _decorated(tree: ast.Module, decorators: Sequence[ast.expr]) -> str | None:
     names = _names_of_decorator(tree)
     for decorator in decorators:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in names:
+        if isinstance(decorator, ast.Call) and _dotted(decorator.func) in names:
             value = next((keyword.value for keyword in decorator.keywords if keyword.arg == "weights"), None)
             return _text(tree, value)
     return None
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else None
 
 
 def _names_of_decorator(tree: ast.Module) -> set[str]:

@@ -6,6 +6,7 @@ import importlib
 import logging
 import math
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
@@ -15,6 +16,8 @@ from typing import Any
 
 _OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _IMPORTLIB = os.path.join(os.path.dirname(os.path.abspath(importlib.__file__)), "")
+_STDLIB = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
+_INSTALLED = re.compile("/(site|dist)-packages/")
 _TRACE_FRAMES = 20
 """Deep recursion gives hundreds of equal frames; the last ones say where."""
 _TRACE_CHARACTERS = 8192
@@ -115,16 +118,22 @@ def user_trace(error: BaseException) -> str:
 
 
 def user_frame(error: BaseException) -> tuple[str, int] | None:
-    """File and line of the user's code where the error came from; None when no frame is the user's."""
+    """File and line of the user's code where the error came from.
+
+    The innermost frame of the user's own files; of a library they installed where there is none; None where all frames
+    are ours or Python's import system.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
-    found = None
+    own = library = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
-        if _is_users(trace.tb_frame.f_code.co_filename):
-            found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        file = trace.tb_frame.f_code.co_filename
+        if _is_users(file):
+            library = file, trace.tb_lineno
+            own = own if file.startswith(_STDLIB) or _INSTALLED.search(file) else library
         trace = trace.tb_next
-    return found
+    return own or library
 
 
 def _is_users(file: str) -> bool:

@@ -75,7 +75,7 @@ def _import_failed(name: str, error: BaseException) -> HandlerImportError:
         searched = ", ".join(entry or "." for entry in sys.path[:3])
         message = f"the handler's module {name} is not there: no {error.name} on the search path ({searched}, …)"
     elif isinstance(error, ModuleNotFoundError):
-        message = f"{name} imports {error.name}, which is not installed{place}"
+        message = f"{name} imports {error.name}, which is not there{place}"
     elif isinstance(error, SystemExit):
         message = f"{name} ended the process with sys.exit({error.code!r}) while it was imported{place}"
     else:
@@ -90,9 +90,10 @@ def _not_found(target: str, module: ModuleType, name: str, problem: str) -> Hand
     near = difflib.get_close_matches(name, there, 1)
     listed = f"handlers there: {', '.join(there)}" if there else "the module has no handler (@coldstart_handler)"
     meant = f"; is {near[0]} meant?" if near else ""
+    file: str | None = getattr(module, "__file__", None)  # a namespace package has none
     return HandlerNotFound(
-        f"{target}: {name} in {module.__file__ or module.__name__} {problem}; {listed}{meant}",
+        f"{target}: {name} in {file or module.__name__} {problem}; {listed}{meant}",
         target=target,
-        file=module.__file__,
+        file=file,
         handlers=", ".join(there),
     )

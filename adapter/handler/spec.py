@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -16,11 +17,16 @@ from adapter.invocation import InvocationContext
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _REQUIRED = inspect.Parameter.empty
+_CONTEXT_NAME = re.compile(rf"\b{InvocationContext.__name__}\b")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 
 
 class HandlerKind(StrEnum):
-    """What calling a handler gives: a value, a coroutine, or a stream of values by a generator."""
+    """What calling a handler gives: a value, a coroutine, or a stream of values by a generator.
+
+    A plain wrapper (`functools.wraps`) around an async function or generator counts as what it wraps: most pass on what
+    they are given. One that gives a value of its own must not carry `__wrapped__`.
+    """
 
     SYNC = "sync"
     ASYNC = "async"
@@ -185,15 +191,15 @@ def weights_wanted(load: Callable[..., Any], is_method: bool = False) -> Literal
 
 def name_of(target: object) -> str:
     """`module:name` of a function, class, partial or callable object."""
-    found = target if hasattr(target, "__qualname__") else getattr(target, "func", type(target))
-    name = getattr(found, "__qualname__", type(found).__qualname__)
-    return f"{getattr(found, '__module__', None) or 'builtins'}:{name}"
+    found = target.func if isinstance(target, functools.partial) else target
+    found = found if hasattr(found, "__qualname__") else type(found)
+    return f"{getattr(found, '__module__', None) or 'builtins'}:{getattr(found, '__qualname__', '?')}"
 
 
 def defined_at(target: object) -> str | None:
     """`file:line` of where the user wrote it; None where that cannot be told."""
-    found = inspect.unwrap(target) if callable(target) else target
-    found = getattr(found, "func", found)
+    found: Any = inspect.unwrap(target) if callable(target) else target
+    found = found.func if isinstance(found, functools.partial) else found
     if inspect.isclass(found):
         methods = [value for value in vars(cast("type", found)).values() if inspect.isfunction(value)]
         code = methods[0].__code__ if methods else None
@@ -225,7 +231,7 @@ def _is_context(parameter: inspect.Parameter, call: Callable[..., Any]) -> bool:
         return True
     annotation = parameter.annotation
     if isinstance(annotation, str):
-        if "InvocationContext" in annotation:
+        if _CONTEXT_NAME.search(annotation):
             return True
         # an alias: looked up in the user's module and never evaluated; one made for type checkers only is not found
         scope: Any = getattr(inspect.unwrap(call), "__globals__", {})
@@ -237,8 +243,13 @@ def _is_context(parameter: inspect.Parameter, call: Callable[..., Any]) -> bool:
 
 
 def _kind(call: Callable[..., Any]) -> HandlerKind:
-    if not inspect.isroutine(call) and not hasattr(call, "func"):
+    if not inspect.isroutine(call) and not isinstance(call, functools.partial):
         call = type(call).__call__
+    own = _kind_of(call)
+    return own if own is not HandlerKind.SYNC else _kind_of(inspect.unwrap(call))
+
+
+def _kind_of(call: Callable[..., Any]) -> HandlerKind:
     if inspect.isasyncgenfunction(call):
         return HandlerKind.ASYNC_GENERATOR
     if inspect.iscoroutinefunction(call):
