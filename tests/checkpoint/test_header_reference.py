@@ -107,61 +107,102 @@ def test_good_files_are_read_as_the_reference_reads_them(tensors: Tensors, metad
             assert set(theirs.keys()) == set(header.tensors)
 
 
-_RAW_NUMBERS = ["0", "-0", "1", "2", "8", "-1", "1.0", "2e0", "1e308", "1e309", "-1e999", "18446744073709551615"]
-_RAW_NUMBERS += ["18446744073709551616", "4294967296", "1" + "0" * 308, "1" + "0" * 309, "01", "+1", ".5", "1."]
-_RAW_OTHERS = ["true", "null", "NaN", "Infinity", '"F32"', '"F4"', '"Q9"', '""', '"\\ud800"', '"\\udc00x"', "''"]
-_RAW_OTHERS += ['"\\ud83d\\ude00"', '"\\ud83d\\ud83d"', '"\\u00e9"', '"\\/"', '"\\x"', '"\t"', "[]", "{}", '"\\u12"']
-_RAW_OTHERS += ["[" * depth + "]" * depth for depth in (120, 124, 125, 126, 127, 128)]
+# Raw JSON, right and wrong, that takes the place of something in a good header.
+_NUMBERS = ["0", "-0", "1", "2", "8", "-1", "1.0", "2e0", "1e308", "1e309", "-1e999", "18446744073709551615"]
+_NUMBERS += ["18446744073709551616", "4294967296", "1" + "0" * 308, "1" + "0" * 309]
+_OTHERS = [
+    "true",
+    "null",
+    '"F32"',
+    '"F4"',
+    '"Q9"',
+    '""',
+    '"\\ud800"',
+    '"\\udc00x"',
+    '"\\ud83d\\ude00"',
+    '"\\ud83d\\ud83d"',
+]
+_OTHERS += ['"\\u00e9"', '"\\/"', "[]", "{}", *("[" * depth + "]" * depth for depth in (120, 124, 125, 126, 127, 128))]
+_NO_JSON = ["NaN", "Infinity", "01", "+1", ".5", "1.", "''", '"\\x"', '"\t"', '"\\u12"', "[1,]", "tru", ""]
+_KEYS = st.sampled_from(['"a"', '"F32"', '"dtype"', '"\\ud83d\\ude00"'])
+
+
+def _object(pairs: list[tuple[str, str]]) -> str:
+    return "{" + ",".join(f"{key}:{value}" for key, value in pairs) + "}"
+
+
+def _array(items: list[str]) -> str:
+    return "[" + ",".join(items) + "]"
+
+
 _RAW = st.recursive(
-    st.sampled_from(_RAW_NUMBERS + _RAW_OTHERS),
-    lambda inner: (
-        st.lists(inner, max_size=3).map(lambda items: "[" + ",".join(items) + "]")
-        | st.lists(st.tuples(st.sampled_from(['"a"', '"F32"', '"dtype"', '"\\ud800"']), inner), max_size=3).map(
-            lambda pairs: "{" + ",".join(f"{key}:{value}" for key, value in pairs) + "}"
-        )
-    ),
+    st.sampled_from(_NUMBERS + _OTHERS),
+    lambda inner: st.lists(inner, max_size=3).map(_array) | st.lists(st.tuples(_KEYS, inner), max_size=3).map(_object),
     max_leaves=5,
 )
-_DTYPE = st.sampled_from(['"F32"'] * 4 + ['"U8"', '"F4"', '"F6_E2M3"', '{"F32":null}']) | _RAW
-_SIZES = ["0", "1", "2", "3", "8", *_RAW_NUMBERS]
-_SHAPE = st.lists(st.sampled_from(_SIZES), max_size=3).map(lambda sizes: "[" + ",".join(sizes) + "]")
-_OFFSETS = st.sampled_from(["[0,8]"] * 4 + ["[8,12]", "[0,0]", "[8,8]", "[0,4]", "[8,0]", "[-4,0]", "[0,12]", "[8,16]"])
-_SPACE = st.sampled_from(["", "", "", " ", "\n", "\t", "\r", "\f", "\xa0"])
+_SIZES = st.lists(st.sampled_from(["0", "1", "2", "3", "8", *_NUMBERS]), max_size=3).map(_array)
+_METADATA_VALUES = st.sampled_from(["null", "{}", '{"k":"v"}', '{"k":"v","k":"w"}', '{"k":1,"k":"w"}', "[]"]) | _RAW
+_SPACE = st.sampled_from(["", " ", "\n", "\t", "\r", "\f", "\xa0", "\ufeff"])
+_NAMES = ["a", "b", "-0", "", "\\u0061", "\\ud83d\\ude00", "x y"]
+
+Pairs = list[tuple[str, str]]
 
 
 @st.composite
-def _raw_entry(draw: st.DrawFn) -> str:
-    shape = draw(st.sampled_from(["[2]"] * 3 + ["[]", "[0]"]) | _SHAPE | _RAW)
-    pairs = [("dtype", draw(_DTYPE)), ("shape", shape), ("data_offsets", draw(_OFFSETS | _RAW))]
-    form = draw(st.integers(0, 9))
-    if form == 0:
-        return "[" + ",".join(value for _, value in pairs) + "]"
-    if form == 1:
+def _mutated_entry(draw: st.DrawFn, pairs: Pairs) -> str:
+    """A good entry with something wrong, or odd."""
+    change = draw(st.sampled_from(["value", "value", "shape", "offset", "move", "drop", "more", "more", "list", "all"]))
+    if change == "list":
+        return _array([value for _, value in pairs])
+    if change == "all":
         return draw(_RAW)
-    if form == 2:
-        pairs.pop(draw(st.integers(0, 2)))
-    if form in {3, 4, 5}:
-        pairs.append((draw(st.sampled_from(["x", "dtype", "shape", "X", "", "\\u0078"])), draw(_RAW)))
-    if form == 5:
-        pairs.append(("x", draw(_RAW)))
-    order = draw(st.permutations(pairs))
-    return "{" + ",".join(f'"{key}":{draw(_SPACE)}{value}' for key, value in order) + "}"
+    at = draw(st.integers(0, 2))
+    changed = list(pairs)
+    if change == "value":
+        changed[at] = (pairs[at][0], draw(_RAW | st.just('{"F32":null}')))
+    elif change == "shape":
+        changed[1] = (pairs[1][0], draw(_SIZES))
+    elif change == "offset":
+        offsets = json.loads(pairs[2][1])
+        offsets[draw(st.integers(0, 1))] += draw(st.sampled_from([-8, -4, -1, 1, 4, 8, 1 << 63, 1 << 64]))
+        changed[2] = (pairs[2][0], json.dumps(offsets))
+    elif change == "move":
+        by = draw(st.sampled_from([-4, -1, 1, 4]))
+        changed[2] = (pairs[2][0], json.dumps([max(offset + by, 0) for offset in json.loads(pairs[2][1])]))
+    elif change == "drop":
+        changed.pop(at)
+    else:
+        keys = st.sampled_from(['"x"', '"dtype"', '"X"', '""', '"\\u0078"', '"sh\\u0061pe"'])
+        changed += draw(st.lists(st.tuples(keys, _RAW), min_size=1, max_size=2))
+    return _object(draw(st.permutations(changed)))
 
 
 @st.composite
 def _raw_file(draw: st.DrawFn) -> bytes:
-    names = st.sampled_from(["a", "b", "c", "d", "-0", "", "\\u0061", "\\ud800", "__metadata__", "\\u005f_metadata__"])
-    entries: list[str] = []
-    for _ in range(draw(st.integers(0, 3))):
-        name = draw(names)
-        if name.endswith("_metadata__"):
-            value = draw(st.sampled_from(["null", "{}", '{"k":"v"}', '{"k":"v","k":"w"}', '{"k":1,"k":"w"}']) | _RAW)
-        else:
-            value = draw(_raw_entry())
-        entries.append(f'"{name}"{draw(_SPACE)}:{value}')
-    text = draw(_SPACE) + "{" + ",".join(entries) + "}" + draw(_SPACE)
-    data = bytes(draw(st.sampled_from([8, 8, 8, 0, 4, 12, 16])))
-    return with_header(text, data)
+    """A good file, mutated in one or two places or in none."""
+    names = draw(st.lists(st.sampled_from(_NAMES), max_size=3, unique=draw(st.integers(0, 9)) > 0))
+    mutated = draw(st.lists(st.integers(0, 3), max_size=2))
+    entries: list[tuple[str, str]] = []
+    position = 0
+    for number, name in enumerate(names):
+        dtype, bits = draw(st.sampled_from([("F32", 32), ("U8", 8), ("F4", 4), ("F6_E2M3", 6)]))
+        shape = draw(st.lists(st.sampled_from([0, 1, 2, 4]), max_size=3))
+        for size in shape:
+            bits *= size
+        end = position + bits // 8
+        pairs = [('"dtype"', f'"{dtype}"'), ('"shape"', json.dumps(shape)), ('"data_offsets"', f"[{position},{end}]")]
+        entries.append((f'"{name}"', draw(_mutated_entry(pairs)) if number in mutated else _object(pairs)))
+        position = end
+    if draw(st.integers(0, 3)) == 0:
+        keys = st.sampled_from(['"__metadata__"', '"\\u005f_metadata__"'])
+        entries += draw(st.lists(st.tuples(keys, _METADATA_VALUES), max_size=2))
+    text = _object(draw(st.permutations(entries)))
+    if draw(st.integers(0, 9)) == 0:
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(_SPACE | st.sampled_from(_NO_JSON)) + text[at:]
+    if 3 in mutated:
+        position += draw(st.sampled_from([-8, -1, 1, 4]))
+    return with_header(text, bytes(max(position, 0)))
 
 
 @given(data=_raw_file())
