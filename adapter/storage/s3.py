@@ -89,14 +89,15 @@ class S3Source:
         self._lock = threading.Lock()
         self._closed = False
         self._store = f"s3://{bucket}"
+        self._endpoint = "the store"
         self._client, self._identity = self._make_client()
         self._retired: list[Any] = []
         endpoint = urlsplit(self._client.meta.endpoint_url)
         self._doubled = endpoint.hostname is not None and (
             endpoint.hostname.startswith(f"{bucket}.") or endpoint.path.rstrip("/").endswith(f"/{bucket}")
         )
-        port = f":{endpoint.port}" if endpoint.port else ""
-        self._store = f"s3:{endpoint.scheme}://{endpoint.hostname}{port}{endpoint.path.rstrip('/')}/{bucket}"
+        self._endpoint = f"{endpoint.hostname}:{endpoint.port}" if endpoint.port else str(endpoint.hostname)
+        self._store = f"s3:{endpoint.scheme}://{self._endpoint}{endpoint.path.rstrip('/')}/{bucket}"
 
     @property
     def store(self) -> str:
@@ -296,15 +297,12 @@ class S3Source:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 ours = ConfigurationError(f"{address}: the certificate of the store is not trusted", **fields)
             else:
-                ours = ConnectionFailed(f"{address}: no answer from {self._endpoint()} ({kind})", **fields)
+                ours = ConnectionFailed(f"{address}: no answer from {self._endpoint} ({kind})", **fields)
         elif isinstance(error, ResponseParserError):
             ours = StoreFailed(f"{address}: the store's answer is not S3's XML", **fields)
         else:
             ours = ConfigurationError(f"{address}: {error}", **fields)
         raise ours from error
-
-    def _endpoint(self) -> str:
-        return str(urlsplit(self._client.meta.endpoint_url).netloc).rpartition("@")[2]
 
     def _address(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._prefix}{key}"
@@ -313,7 +311,7 @@ class S3Source:
         if not self._doubled:
             return ""
         return (
-            f"; the endpoint {self._endpoint()} already names the bucket {self._bucket}, leave it out there (S3 "
+            f"; the endpoint {self._endpoint} already names the bucket {self._bucket}, leave it out there (S3 "
             "clients add it)"
         )
 

@@ -131,6 +131,8 @@ def checked_range(
         count = last - first + 1
         if length_bytes not in (None, count):
             raise _wrong(request, f"has {length_bytes} bytes under the label of {count}", facts)
+    elif "etag" not in headers:
+        raise _wrong(request, f"is no object (HTTP {status}, {headers.get('content-type')})", facts)
     elif length_bytes is None or request.start or length_bytes > request.length_bytes:
         raise _wrong(request, "is the whole object: it ignores ranges", {**facts, "ignores_range": True})
     else:

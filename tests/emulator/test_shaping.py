@@ -1,0 +1,39 @@
+"""Rates: how they are written and how they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from adapter.emulator.shaping import TokenBucket, parse_rate
+from adapter.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("1Gbps", 125e6), ("100Mbps", 12.5e6), ("2.5 gbit/s", 312.5e6), ("125MB/s", 125e6), ("8bps", 1.0), ("1kB/s", 1e3)],
+)
+def test_rates_are_read_in_bits_and_bytes(text: str, bytes_per_s: float) -> None:
+    assert parse_rate(text) == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0Mbps", "-1Gbps", "1", "1GB", "nanMbps", "1e3Mbps", "1Gbps please"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="no rate"):
+        parse_rate(text)
+
+
+def test_a_bucket_is_never_faster_than_its_rate() -> None:
+    async def pass_through(count: int, times: int) -> float:
+        bucket = TokenBucket(10e6)
+        began = time.monotonic()
+        await asyncio.gather(*(bucket.take(count) for _ in range(times)))
+        return time.monotonic() - began
+
+    assert asyncio.run(pass_through(100_000, 20)) >= 0.2 - 0.03
+
+
+def test_a_bucket_without_a_rate_never_waits() -> None:
+    asyncio.run(asyncio.wait_for(TokenBucket(None).take(1 << 60), 1))
