@@ -20,6 +20,8 @@ _STDLIB = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 _INSTALLED = re.compile("/(site|dist)-packages/")
 _TRACE_FRAMES = 20
 """Deep recursion gives hundreds of equal frames; the last ones say where."""
+_TEXT_CHARACTERS = 2000
+"""Some libraries put a whole tensor or document into a message."""
 _TRACE_CHARACTERS = 8192
 """A trace travels in a line of JSON and into logs that cut long lines."""
 
@@ -104,6 +106,17 @@ class InvocationContext:
     def _reason(self) -> str | None:
         reason = self.cancel_reason() if self.cancel_reason is not None else None
         return "deadline" if reason is None and self.remaining_ms() <= 0 else reason
+
+
+def error_text(error: BaseException) -> str:
+    """`ValueError: what it says`, of any length at most 2000 characters, also where `str(error)` itself raises."""
+    name = type(error).__name__
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - user code again, and the error that is being told matters more
+        said = "(its message cannot be read)"
+    said = said if len(said) <= _TEXT_CHARACTERS else said[:_TEXT_CHARACTERS] + "…"
+    return f"{name}: {said}" if said else name
 
 
 def user_trace(error: BaseException) -> str:

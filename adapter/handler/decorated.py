@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from adapter.errors import AdapterError, HandlerDefinitionError, LoadError
-from adapter.handler.spec import HandlerKind, HandlerSpec, Shape, handler_shape, refuse, weights_wanted
-from adapter.invocation import InvocationContext, user_frame, user_trace
+from adapter.handler.spec import HandlerKind, HandlerSpec, Shape, handler_shape, refuse, signature_of, weights_wanted
+from adapter.invocation import Cancelled, InvocationContext, error_text, user_frame, user_trace
 from adapter.warm_up.calls import RecordedCall
 
 if TYPE_CHECKING:
@@ -111,16 +111,15 @@ class ColdstartHandler(Generic[M, P, R]):
             step = "the constructor"
             instance: Any = self.target()
             step = "load"
-            if hasattr(self.target, "load"):
+            if _member(self.target, "load") is not None:
                 instance.load(*given)
             return cast("M", instance)
-        except AdapterError:
+        except (AdapterError, KeyboardInterrupt, Cancelled):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             file, line = user_frame(error) or ("", 0)
             raise LoadError(
-                f"{step} of {self.spec.name} raised {type(error).__name__}: {error}"
-                + (f" ({file}:{line})" if file else ""),
+                f"{step} of {self.spec.name} raised {error_text(error)}" + (f" ({file}:{line})" if file else ""),
                 error_type=type(error).__name__,
                 file=file,
                 line=line,
@@ -213,7 +212,7 @@ def _unbound(member: Any, target: type, name: str) -> tuple[Callable[..., Any], 
 
 def _constructor_wants(target: type) -> bool:
     try:
-        parameters = inspect.signature(target).parameters.values()
+        parameters = signature_of(target).parameters.values()
     except (ValueError, TypeError):
         return False  # not to be read (built in C): making it tells
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

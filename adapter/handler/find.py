@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from adapter.errors import AdapterError, HandlerImportError, HandlerNotFound
 from adapter.handler.decorated import ColdstartHandler
-from adapter.invocation import user_frame, user_trace
+from adapter.invocation import Cancelled, error_text, user_frame, user_trace
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -58,9 +58,9 @@ def find_handler(target: str) -> ColdstartHandler[Any, ..., Any]:
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except AdapterError:
+    except (AdapterError, KeyboardInterrupt, Cancelled):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _import_failed(name, error) from error
 
 
@@ -79,7 +79,7 @@ def _import_failed(name: str, error: BaseException) -> HandlerImportError:
     elif isinstance(error, SystemExit):
         message = f"{name} ended the process with sys.exit({error.code!r}) while it was imported{place}"
     else:
-        message = f"importing {name} raised {type(error).__name__}: {error}{place}"
+        message = f"importing {name} raised {error_text(error)}{place}"
     return HandlerImportError(
         message, module=name, file=file, line=line, error_type=type(error).__name__, trace=user_trace(error)
     )

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -219,9 +220,22 @@ def refuse(target: object, problem: str) -> NoReturn:
     raise HandlerDefinitionError(f"{name} {problem}" + (f" ({where})" if where else ""), handler=name, where=where)
 
 
+def signature_of(call: Callable[..., Any]) -> inspect.Signature:
+    """Its signature; what its annotations name need not exist, for it may be imported for type checkers only.
+
+    Raises:
+        ValueError, TypeError: It has none that can be read.
+    """
+    if sys.version_info >= (3, 14):  # annotations are evaluated when they are asked for: asked as text they are not
+        from annotationlib import Format
+
+        return inspect.signature(call, annotation_format=Format.STRING)
+    return inspect.signature(call)
+
+
 def _parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(call).parameters.values())
+        return list(signature_of(call).parameters.values())
     except (ValueError, TypeError) as error:
         refuse(call, f"has no signature that can be read: {error}")
 

@@ -16,7 +16,7 @@ from adapter.errors import (
     ResponseTooLarge,
     WarmUpError,
 )
-from adapter.invocation import user_frame, user_trace
+from adapter.invocation import Cancelled, error_text, user_frame, user_trace
 from adapter.timeline import Timeline
 
 _OF_THE_CALL = (HandlerFailed, EncodeError, InvalidEvent, InvocationTimeout, ResponseTooLarge)
@@ -56,7 +56,9 @@ def run_recorded(calls: Sequence[RecordedCall], invoke: Callable[[Any], object],
         with timeline.span(f"warm_up[{index}]", "warm", where=call.where):
             try:
                 invoke(call.fresh_event())
-            except (Exception, SystemExit) as error:
+            except (KeyboardInterrupt, Cancelled):
+                raise
+            except BaseException as error:
                 if isinstance(error, AdapterError) and not isinstance(error, _OF_THE_CALL):
                     error.add_note(f"while warm_up[{index}] ({call.where}) ran")
                     raise
@@ -65,7 +67,7 @@ def run_recorded(calls: Sequence[RecordedCall], invoke: Callable[[Any], object],
 
 def _failed(index: int, call: RecordedCall, error: BaseException) -> WarmUpError:
     file, line = user_frame(error) or ("", 0)
-    reason = str(error) if isinstance(error, AdapterError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, AdapterError) else error_text(error)
     return WarmUpError(
         f"warm_up[{index}], recorded at {call.where}, failed: {reason}",
         index=index,

@@ -146,6 +146,41 @@ def test_load_that_calls_exit_is_a_failed_load() -> None:
         untyped(load=lambda: sys.exit(3))(answer).make_model()
 
 
+class Unreadable(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_load_may_raise_anything_and_still_is_a_failed_load() -> None:
+    def load() -> Any:
+        raise Unreadable
+
+    with pytest.raises(LoadError, match=r"raised Unreadable: \(its message cannot be read\)"):
+        untyped(load=load)(answer).make_model()
+
+
+def test_a_long_message_is_cut() -> None:
+    def load() -> Any:
+        raise ValueError("x" * 1_000_000)
+
+    with pytest.raises(LoadError) as caught:
+        untyped(load=load)(answer).make_model()
+    assert len(caught.value.message) < 3000
+
+
+def test_a_class_may_switch_off_an_inherited_load() -> None:
+    class Base:
+        def load(self, weights: Any) -> None: ...
+
+    class Service(Base):
+        load: Any = None
+
+        def __call__(self, event: Any) -> Any:
+            return event
+
+    assert isinstance(untyped(Service).make_model(), Service)
+
+
 def test_a_constructor_that_raises_is_named_as_such() -> None:
     class Broken:
         def __init__(self) -> None:
