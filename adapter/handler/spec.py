@@ -178,7 +178,7 @@ def weights_wanted(load: Callable[..., Any], is_method: bool = False) -> Literal
     Raises:
         HandlerDefinitionError: It is async or a generator, or takes anything else.
     """
-    if inspect.iscoroutinefunction(load) or inspect.isasyncgenfunction(load) or inspect.isgeneratorfunction(load):
+    if _kind(load) is not HandlerKind.SYNC:
         refuse(load, "must be a plain function, not async and no generator: it runs once, before any event loop")
     parameters = _parameters(load)[1 if is_method else 0 :]
     required = [p for p in parameters if p.default is _REQUIRED and p.kind not in _VARIADIC]
