@@ -23,7 +23,7 @@ class Log:
 
     def __init__(self, role: str, level: str = "info") -> None:
         self.role = role
-        self._lowest = LEVELS.index(level) if level in LEVELS else 1  # type: ignore[arg-type]
+        self._lowest = LEVELS.index(level) if level in LEVELS else 1
 
     def debug(self, event: str, **fields: object) -> None:
         """Something for whoever looks for a fault."""

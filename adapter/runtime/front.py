@@ -20,7 +20,7 @@ from adapter.errors import RoleDied
 from adapter.logs import Log
 from adapter.runtime import front_link
 from adapter.runtime.metrics import Metrics
-from adapter.runtime.queue import Dispatcher
+from adapter.runtime.queue import Dispatcher, Limits
 from adapter.runtime.roles import ReplicaSpec, read_error, read_json
 from adapter.settings import Settings
 from adapter.timeline import Timeline
@@ -101,7 +101,7 @@ class _Front:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_term)
         metrics = Metrics()
         dispatcher = Dispatcher(
-            self._spec.settings.queue_limit,
+            Limits(queue_length=self._spec.settings.queue_limit),
             metrics,
             self._on_change,
             init_started_s=self._spec.started_ns / 1e9,

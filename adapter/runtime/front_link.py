@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 from pathlib import Path
@@ -21,14 +22,35 @@ _LAST_WORDS_S = 0.1
 
 async def listen(path: Path, dispatcher: Dispatcher, log: Log) -> asyncio.Server:
     """Take workers on this path; a socket that an earlier front left there is replaced."""
-    return await asyncio.get_running_loop().create_unix_server(lambda: _WorkerConnection(dispatcher, log), str(path))
+    seat = _Seat()
+    loop = asyncio.get_running_loop()
+    return await loop.create_unix_server(lambda: _WorkerConnection(dispatcher, seat, log), str(path))
+
+
+class _Seat:
+    """Who is the worker. While its process lives, another one has to wait: two must not unseat each other in turn."""
+
+    def __init__(self) -> None:
+        self._taken: _WorkerConnection | None = None
+
+    def take(self, by: _WorkerConnection) -> bool:
+        if self._taken is not None and self._taken.pid != by.pid and self._taken.alive:
+            return False
+        self._taken = by
+        return True
+
+    def leave(self, by: _WorkerConnection) -> None:
+        if self._taken is by:
+            self._taken = None
 
 
 class _WorkerConnection(asyncio.Protocol):
     """One worker; a `WorkerPort` once it has said hello."""
 
-    def __init__(self, dispatcher: Dispatcher, log: Log) -> None:
+    def __init__(self, dispatcher: Dispatcher, seat: _Seat, log: Log) -> None:
+        self.pid = 0
         self._dispatcher = dispatcher
+        self._seat = seat
         self._log = log
         self._frames = FrameReader()
         self._greeted = False
@@ -47,6 +69,10 @@ class _WorkerConnection(asyncio.Protocol):
                 if self._greeted:
                     self._dispatcher.receive(self, frame)
                 elif frame.kind == "hello":
+                    if not self._seat.take(self):
+                        self._log.debug("link.worker.refused", pid=self.pid)
+                        self._gone()
+                        return
                     self._greeted = True
                     self._dispatcher.attach(self, frame.head)
                 else:
@@ -81,9 +107,14 @@ class _WorkerConnection(asyncio.Protocol):
         """Hear of the worker's death from the kernel: a process forked by user code may keep the wire open."""
         with contextlib.suppress(OSError):
             size = struct.calcsize("3i")
-            pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
-            self._pidfd = os.pidfd_open(pid)
+            self.pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+            self._pidfd = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is known to live; a pidfd is readable when it has ended."""
+        return self._pidfd is not None and not _readable(self._pidfd)
 
     def _died(self) -> None:
         self._unwatch()
@@ -92,6 +123,7 @@ class _WorkerConnection(asyncio.Protocol):
 
     def _gone(self) -> None:
         self._unwatch()
+        self._seat.leave(self)
         if not self._transport.is_closing():
             self._transport.abort()
         self._dispatcher.detach(self)
@@ -101,3 +133,9 @@ class _WorkerConnection(asyncio.Protocol):
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def _readable(descriptor: int) -> bool:
+    poll = select.poll()  # unlike select.select it takes any descriptor number
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adapter.errors import AdapterError, LinkError, QueueFull
@@ -23,12 +24,20 @@ from adapter.runtime.metrics import Metrics
 BACKLOG_HIGH_BYTES = 4 << 20
 """Unread outcomes of one invocation at which the worker is held back: a slow reader must not fill our memory."""
 BACKLOG_LOW_BYTES = 1 << 20
-STALL_S = 30.0
-"""How long one reader that reads nothing may hold the worker back; then its invocation is cancelled."""
-UNRESPONSIVE_S = 5.0
-"""How long the worker may take to stop a cancelled invocation before the supervisor hears of it."""
 
 _FORWARD = (Event.START, Event.IMPORTED, Event.LOADED, Event.WARMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many and how long."""
+
+    queue_length: int = 256
+    """Invocations that may wait for the worker."""
+    stall_s: float = 30.0
+    """How long a caller that reads nothing may hold the worker back; then its invocation is cancelled."""
+    unresponsive_s: float = 5.0
+    """How long the worker may take to stop a cancelled invocation before the supervisor hears of it."""
 
 
 class WorkerPort(Protocol):
@@ -51,7 +60,7 @@ class Dispatcher:
     """The replica's invocations; platforms submit, the wire to the worker reports.
 
     Args:
-        queue_limit: How many may wait for the worker.
+        limits: How many may wait, and how long for.
         metrics: Counts what happens.
         on_change: Told what the supervisor must know: phase, ready, unresponsive.
         init_started_s: When the replica's start began (monotonic clock).
@@ -60,7 +69,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        queue_limit: int,
+        limits: Limits,
         metrics: Metrics,
         on_change: Callable[[Mapping[str, Any]], None],
         *,
@@ -68,7 +77,7 @@ class Dispatcher:
         served: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue_limit = queue_limit
+        self._limits = limits
         self._metrics = metrics
         self._on_change = on_change
         self._init_started_s = time.monotonic() if init_started_s is None else init_started_s
@@ -118,11 +127,11 @@ class Dispatcher:
         if self.phase in (Phase.DRAINING, Phase.STOPPED):
             raise draining()
         free = self._free
-        if not free and len(self._waiting) >= self._queue_limit:
+        if not free and len(self._waiting) >= self._limits.queue_length:
             self._metrics.refused("queue_full")
             raise QueueFull(
                 f"{len(self._waiting)} invocations wait already, as many as may (COLDSTART_QUEUE_LIMIT): try later",
-                queue_limit=self._queue_limit,
+                queue_limit=self._limits.queue_length,
             )
         invocation = Invocation(self._new_id(request_id), event, self._loop.time(), self._cancel, self._on_read)
         self._open += 1
@@ -307,7 +316,9 @@ class Dispatcher:
         self._finish(invocation, Outcome("error", error=cancelled(invocation, reason, self._loop.time())))
         if not waited and self._port is not None:
             self._port.send(Frame("cancel", {"id": invocation.request_id, "reason": reason}))
-            invocation.timer = self._loop.call_later(UNRESPONSIVE_S, self._unresponsive, invocation.request_id)
+            invocation.timer = self._loop.call_later(
+                self._limits.unresponsive_s, self._unresponsive, invocation.request_id
+            )
 
     def _finish(self, invocation: Invocation, outcome: Outcome) -> None:
         invocation.finished = True
@@ -333,7 +344,7 @@ class Dispatcher:
 
     def _unresponsive(self, request_id: str) -> None:
         if request_id in self._running:
-            self._on_change({"event": "unresponsive", "id": request_id, "seconds": UNRESPONSIVE_S})
+            self._on_change({"event": "unresponsive", "id": request_id, "seconds": self._limits.unresponsive_s})
 
     def _new_id(self, wanted: str | None) -> str:
         request_id = wanted or os.urandom(16).hex()
@@ -345,7 +356,9 @@ class Dispatcher:
 
     def _check_backlog(self, invocation: Invocation) -> None:
         if invocation.backlog_bytes > BACKLOG_HIGH_BYTES and invocation.request_id not in self._clogged:
-            self._clogged[invocation.request_id] = self._loop.call_later(STALL_S, invocation.cancel, "client_gone")
+            self._clogged[invocation.request_id] = self._loop.call_later(
+                self._limits.stall_s, invocation.cancel, "client_gone"
+            )
             if self._port is not None:
                 self._port.hold(True)
 

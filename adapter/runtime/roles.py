@@ -76,6 +76,11 @@ class ReplicaSpec:
         return self.run_dir / "failure.json"
 
     @property
+    def report(self) -> Path:
+        """The init report of the last start, whole or failed."""
+        return self.run_dir / "report.json"
+
+    @property
     def ready(self) -> Path:
         """There as soon as the replica is ready: what may wait, such as fsync, begins then."""
         return self.run_dir / "ready"
@@ -87,10 +92,15 @@ class ReplicaSpec:
 
 def write_json(path: Path, value: object) -> None:
     """Write a small JSON file that readers see whole or not at all."""
+    write_whole(path, json.dumps(value).encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file that readers see whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
     os.replace(temporary, path)
 
 

@@ -211,6 +211,11 @@ class Supervisor:
             self._log.info("replica.start.complete", seconds=round(seconds, 3), target=self._spec.target)
             self._mains.report(self._spec, self._start_ns, None)
 
+        elif event.get("event") == "unresponsive":
+            # it ignores its cancel: another invocation must not wait behind it, nor share its state
+            self._log.warning("worker.unresponsive", request_id=event.get("id"), seconds=event.get("seconds"))
+            self._signal(Role.WORKER, signal.SIGKILL)
+
     def _on_phase(self, event: dict[str, object]) -> None:
         target = event.get("phase")
         while self._phase in _FORWARD and self._phase != target and target in (Phase.LOADING, Phase.WARMING):
@@ -308,7 +313,9 @@ class Supervisor:
 
     def _init_timeout(self) -> InitTimeout:
         progress = read_json(self._spec.progress)
-        done, total = (progress.get("done_bytes"), progress.get("total_bytes")) if isinstance(progress, dict) else (0, 0)
+        done, total = (
+            (progress.get("done_bytes"), progress.get("total_bytes")) if isinstance(progress, dict) else (0, 0)
+        )
         stream = f"; {done} of {total} bytes of the weights are here and stay for the next start" if total else ""
         return InitTimeout(
             f"not ready within {self._init_timeout_s:g} s: the replica was {self._phase}{stream}. "
