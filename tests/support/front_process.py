@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
+
 from adapter.errors import AdapterError
 from adapter.settings import Settings
 
@@ -31,6 +33,8 @@ class FrontProcess:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.port: int = self._listener.getsockname()[1]
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+        """For any thread."""
         self._status_read, status_write = os.pipe()
         os.set_blocking(self._status_read, False)
         self._status = b""
@@ -53,6 +57,7 @@ class FrontProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.client.close()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
