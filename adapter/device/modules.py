@@ -90,7 +90,7 @@ def fill(
     finish: Callable[[], None],
     strict: bool = True,
 ) -> None:
-    """Give the module the checkpoint's tensors in place of its own; parameters need no gradient afterwards.
+    """Give the module the checkpoint's tensors in place of its own; after that no parameter needs a gradient.
 
     Args:
         module: Fresh from `build`.
@@ -107,14 +107,14 @@ def fill(
     slots = _slots(module)
     _refuse_lazy(slots)
     custom = _loads_its_own_way(module)
-    found = _compare(slots, stored)
+    found = _compare(module, slots, stored)
     if not custom:
         _judge(found, strict=strict)
         _refuse_left_on_meta(module, except_for=slots)
     with _while_filling():
         values = {name: place(stored[name].file_name) for name in stored if name in slots or custom}
         finish()
-        state = _state(_ties(slots), values, strict=strict)
+        state = _state(slots, values, strict=strict)
         module.requires_grad_(False)
         try:
             left = module.load_state_dict(state, strict=False, assign=True)
@@ -124,6 +124,15 @@ def fill(
             _judge(found.with_verdict(left.missing_keys, left.unexpected_keys), strict=strict)
         _renew_references(module, {id(old): state[name] for name, old in slots.items() if name in state})
     _refuse_left_on_meta(module)
+
+
+def move_the_rest(module: torch.nn.Module, device: str) -> None:
+    """Put what was not in the checkpoint, such as computed buffers, where its tensors are."""
+    import torch
+
+    there = torch.device(device)
+    if any(tensor.device != there for tensors in (module.parameters(), module.buffers()) for tensor in tensors):
+        module.to(there)
 
 
 def _judge(found: Difference, *, strict: bool) -> None:
@@ -204,11 +213,22 @@ def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _ties(slots: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, list[str]]]:
-    groups: dict[int, tuple[torch.Tensor, list[str]]] = {}
+def _ties(slots: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Names that belong together: of one object, or of several objects around the very same data."""
+    groups: dict[object, list[str]] = {}
     for name, tensor in slots.items():
-        groups.setdefault(id(tensor), (tensor, []))[1].append(name)
+        groups.setdefault(_identity(tensor), []).append(name)
     return list(groups.values())
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    import torch
+
+    known = type(tensor) is torch.Tensor or issubclass(type(tensor), (torch.nn.Parameter, torch.nn.Buffer))
+    if not known or tensor.layout != torch.strided:
+        return id(tensor)
+    # meta tensors have no address: the storage object tells them apart
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 def _refuse_lazy(slots: Mapping[str, torch.Tensor]) -> None:
@@ -237,11 +257,8 @@ def _loads_its_own_way(module: torch.nn.Module) -> bool:
     )
 
 
-def _compare(slots: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) -> Difference:
-    missing = []
-    for _, names in _ties(slots):
-        if not any(name in stored for name in names):
-            missing.append(names[0])
+def _compare(module: torch.nn.Module, slots: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) -> Difference:
+    missing = [names[0] for names in _ties(slots) if not any(name in stored for name in names)]
     return Difference(
         wanted=tuple(slots),
         held=tuple(stored),
@@ -252,17 +269,18 @@ def _compare(slots: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) ->
             for name, tensor in slots.items()
             if name in stored and stored[name].shape != tuple(tensor.shape)
         },
+        computed=frozenset(name for name, _ in module.named_buffers(remove_duplicate=False) if name not in slots),
     )
 
 
 def _state(
-    groups: list[tuple[torch.Tensor, list[str]]], values: Mapping[str, torch.Tensor], *, strict: bool
+    slots: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor], *, strict: bool
 ) -> dict[str, torch.Tensor]:
     """What `load_state_dict` gets: one object for all names of a tied tensor, so that it stays tied."""
     import torch
 
     state = dict(values)
-    for old, names in groups:
+    for names in _ties(slots):
         there = [name for name in names if name in values]
         if not there:
             continue
@@ -273,8 +291,12 @@ def _state(
                 if strict:
                     raise TensorMismatch(f"{text}: build the model without tying them", tensor=other)
                 _logger.warning("%s: the first is used", text)
-        new = _like(old, first) if isinstance(old, torch.nn.Parameter) else first
-        state.update(dict.fromkeys(names, new))
+        made: dict[int, torch.Tensor] = {}
+        for name in names:
+            old = slots[name]
+            if id(old) not in made:
+                made[id(old)] = _like(old, first) if isinstance(old, torch.nn.Parameter) else first
+            state[name] = made[id(old)]
     return state
 
 

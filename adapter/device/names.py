@@ -23,6 +23,8 @@ class Difference:
     unexpected: tuple[str, ...]
     misshapen: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     """Name → shape in the checkpoint, shape in the model."""
+    computed: frozenset[str] = frozenset()
+    """Buffers that the model computes and never saves: a checkpoint that holds them is of an older model."""
 
     @property
     def fits(self) -> bool:
@@ -36,7 +38,7 @@ class Difference:
 
     def with_verdict(self, missing: Iterable[str], unexpected: Iterable[str]) -> Self:
         """The same with what `load_state_dict` said after the module's own hooks had a say."""
-        return replace(self, missing=tuple(missing), unexpected=tuple(unexpected))
+        return replace(self, missing=tuple(missing), unexpected=tuple(unexpected), misshapen={})
 
     def text(self) -> str:
         """One sentence or two: counts, a few examples, and what may help."""
@@ -53,8 +55,14 @@ class Difference:
                 for n, (held, want) in self.misshapen.items()
             ]
             said.append(f"{len(shapes)} of another shape: {examples(shapes)}")
-        hint = prefix_hint(self.missing, self.unexpected)
+        hint = prefix_hint(self.missing, self.unexpected) or self._ignore_hint()
         return "; ".join(said) + (f". {hint}" if hint else "")
+
+    def _ignore_hint(self) -> str | None:
+        needless = [name for name in self.unexpected if name in self.computed]
+        if not needless:
+            return None
+        return f"The model computes {examples(needless)} itself: name them in `ignore`"
 
 
 def mismatch_error(found: Difference) -> AdapterError:

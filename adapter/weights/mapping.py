@@ -10,7 +10,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from adapter.checkpoint.header import TensorInfo
 from adapter.checkpoint.index import parse_index
 from adapter.device.base import Device
-from adapter.device.modules import Stored, build, fill
+from adapter.device.modules import Stored, build, fill, move_the_rest
 from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape
-from adapter.errors import CheckpointError, MissingTensor, ObjectNotFound, WeightIndexError
+from adapter.errors import CheckpointError, DeviceError, MissingTensor, ObjectNotFound, WeightIndexError
 from adapter.storage.sources import open_source
 from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
@@ -76,6 +76,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         self._shards = [self._objects[entry.name] for entry in manifest.shards]
         self._places: dict[str, CheckpointObject] | None = None
         self._used: dict[str, str] = {}
+        self._devices: dict[str, Device] = {}
         self._directory: Path | None = None
 
     @classmethod
@@ -180,7 +181,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         prefix: str | Mapping[str, str] | None = None,
         ignore: Collection[str] = (),
     ) -> M:
-        """The factory's module with these tensors in it, ready for inference: no parameter needs a gradient.
+        """The factory's module with these tensors in it, ready for inference (`eval()`, no gradients).
 
         While the module is built its parameters have no values and cost nothing; buffers are computed as ever. Each
         parameter and persistent buffer then becomes the tensor of its name, in the dtype of the file. What is tied in
@@ -223,10 +224,13 @@ class Weights(Mapping[str, "torch.Tensor"]):
             with self._timeline.span("weights.assign" if host else "device.copy", "cpu" if host else "device") as span:
                 try:
                     fill(module, stored, place, finish=placing.finish, strict=strict)
-                finally:
-                    placing.finish()
-                    span.add(bytes=copied_bytes, tensors=len(stored))
-            return module if host else module.to(placing.name)
+                except BaseException:
+                    with suppress(DeviceError):
+                        placing.finish()  # no copy may run on while its memory is given back
+                    raise
+                span.add(bytes=copied_bytes, tensors=len(stored))
+            move_the_rest(module, placing.name)
+            return module.eval()
 
     def use_order(self) -> UseOrder:
         """Tensors in the order in which they were first asked for, and their shards likewise."""
@@ -320,11 +324,21 @@ class Weights(Mapping[str, "torch.Tensor"]):
     ) -> None:
         self.close()
 
+    def __eq__(self, other: object) -> bool:
+        return self is other  # a mapping's would load and compare every tensor
+
+    def __hash__(self) -> int:
+        return id(self)
+
     def __repr__(self) -> str:
         return f"Weights({self.address!r}, {len(self._shards)} shards, device={self._device_name!r})"
 
     def _device(self, name: str | None = None) -> Device:
-        return DevicePool.instance().acquire(name or self._device_name, timeline=self._timeline)
+        # kept, since counting GPUs for each tensor costs more than the tensor; the device itself notices a fork
+        wanted = name or self._device_name
+        if wanted not in self._devices:
+            self._devices[wanted] = DevicePool.instance().acquire(wanted, timeline=self._timeline)
+        return self._devices[wanted]
 
     def _place(self, name: str, device: Device) -> torch.Tensor:
         import torch
