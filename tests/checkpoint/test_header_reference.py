@@ -206,7 +206,7 @@ def _raw_file(draw: st.DrawFn) -> bytes:
 
 
 @given(data=_raw_file())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_mutated_headers_get_the_references_verdict(data: bytes) -> None:
     """S-01, S-02, S-06, S-07."""
     _agree(data)
@@ -218,7 +218,7 @@ _SEEDS = [attack.data for attack in ATTACKS if len(attack.data) < 2_000] + list(
 @given(
     seed=st.sampled_from(_SEEDS), edits=st.lists(st.tuples(st.integers(0), st.integers(0, 2), st.binary(max_size=3)))
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_edited_bytes_get_the_references_verdict(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
     """S-01, S-02, S-03: bytes replaced, removed and put in anywhere, the length field too."""
     data = bytearray(seed)
