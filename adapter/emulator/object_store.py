@@ -41,6 +41,8 @@ LIST_LIMIT = 1000
 
 _RANGE = re.compile(r"bytes=\s*([0-9]*)-([0-9]*)\s*", re.ASCII)
 
+_Entry = tuple[str, os.stat_result]
+
 
 def object_store(root: Path, shaping: Shaping | None = None, log: RequestLog | None = None) -> Starlette:
     """The ASGI application that serves the files under `root` as `/{bucket}/{key}`.
@@ -252,12 +254,17 @@ def _range(asked: str | None, size_bytes: int) -> tuple[int, int, bool] | None:
     return (start, stop, True) if start < stop else None
 
 
-def _walk(directory: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(directory: str, below: str = "", above: tuple[tuple[int, int], ...] = ()) -> Iterator[_Entry]:
+    """Every file below; a directory that a link has led back to is not entered again."""
+    status = os.stat(os.path.join(directory, below))
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
     with os.scandir(os.path.join(directory, below)) as entries:
         for entry in entries:
             key = f"{below}{entry.name}"
             if entry.is_dir():
-                yield from _walk(directory, f"{key}/")
+                yield from _walk(directory, f"{key}/", (*above, here))
             elif entry.is_file() and _is_text(key):
                 yield key, entry.stat()
 
@@ -275,7 +282,7 @@ def _is_text(key: str) -> bool:
 class _Page:
     """A page of a listing: keys with their files, common prefixes, and the last name if more follow."""
 
-    objects: tuple[tuple[str, os.stat_result], ...]
+    objects: tuple[_Entry, ...]
     prefixes: tuple[str, ...]
     more_after: str | None
 
@@ -284,7 +291,7 @@ def _page(directory: str, prefix: str, delimiter: str, window: tuple[str, int]) 
     """Up to `limit` names after `after`, in the order of their UTF-8 bytes, as S3 lists them."""
     after, limit = window
     names: dict[str, os.stat_result | None] = {}
-    for key, status in _walk(directory, ""):
+    for key, status in _walk(directory):
         if not key.startswith(prefix):
             continue
         cut = key.find(delimiter, len(prefix)) if delimiter else -1

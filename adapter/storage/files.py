@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -113,12 +114,14 @@ class FileSource:
                 key=key,
             )
         try:
-            return os.open(resolved, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            return os.open(resolved, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe never blocks
         except OSError as error:
             raise self._mapped(error, key) from error
 
     def _info(self, key: str, descriptor: int, version: str | None) -> ObjectInfo:
         status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectNotFound(f"{self._root}/{key} is not a regular file", store=self.store, key=key)
         info = ObjectInfo(key, status.st_size, _version(status))
         if version is not None and info.version != version:
             raise self._changed(key, version)

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +27,9 @@ class RetryPolicy:
     attempts: int = 6
     """Failed requests for one range at which it is given up. Five waits with full jitter span some 3 s on average,
     the length of a failover; longer outages are the platform's to retry."""
+    throttled_attempts: int = 12
+    """The same for answers that ask to slow down, counted apart: eleven waits span some 30 s. The store is well, and
+    a crowd of cold starts needs that long to thin out (S-11)."""
     first_backoff_s: float = 0.2
     """The first wait is drawn from zero to this, each later one from zero to twice the bound before."""
     longest_backoff_s: float = 10.0
@@ -35,14 +38,37 @@ class RetryPolicy:
     """A store that asks for a longer wait is waited for this long."""
 
 
-@dataclass(slots=True)
-class _Reading:
+@dataclass(slots=True, kw_only=True)
+class _Tries:
+    """How often one thing was tried in vain."""
+
+    failures: int = 0
+    throttled: int = 0
+    last_error: StorageError | None = None
+
+    def note(self, error: StorageError) -> None:
+        """Count an error; an answer that brought a part and is no failure is not counted."""
+        self.last_error = error
+        if isinstance(error, Throttled):
+            self.throttled += 1
+        elif not _is_progress(error):
+            self.failures += 1
+
+    def final_error(self) -> StorageError:
+        """The last error with the number of tries."""
+        error = self.last_error
+        assert error is not None
+        attempts = self.failures + self.throttled
+        times = f"; gave up after {attempts} attempts" if attempts > 1 else ""
+        return type(error)(f"{error.message}{times}", **{**error.fields, "attempts": attempts})
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading(_Tries):
     """How far one range has come."""
 
     request: RangeRequest
     done_bytes: int = 0
-    failures: int = 0
-    last_error: StorageError | None = None
     version: str | None = None
     chunks: Generator[RangeAnswer] | None = None
 
@@ -54,15 +80,6 @@ class _Reading:
             length_bytes=self.request.length_bytes - self.done_bytes,
             version=self.request.version or self.version,
         )
-
-
-@dataclass(slots=True)
-class _Listing:
-    """How often a listing failed."""
-
-    failures: int = 0
-    last_error: StorageError | None = None
-    found: list[ObjectInfo] = field(default_factory=list)
 
 
 class RetryingSource:
@@ -123,12 +140,12 @@ class RetryingSource:
         Raises:
             StorageError: As the source raises, after the last attempt.
         """
-        listing = _Listing()
+        tries = _Tries()
         try:
-            self._retrying(self._list, listing)
+            found = self._retrying(self._list, tries)
         except StorageError as error:
-            raise _finally(error, listing.failures) from error
-        yield from listing.found
+            raise tries.final_error() from error
+        yield from found
 
     def read_into(self, key: str, start: int, into: memoryview, *, version: str | None = None) -> RangeAnswer:
         """As `RangeSource.read_into`, tried again; a broken read goes on where it ended.
@@ -136,7 +153,7 @@ class RetryingSource:
         Raises:
             StorageError: As the source raises, after the last attempt; with fields `attempts`, `key`, `range`.
         """
-        reading = _Reading(RangeRequest(key, start, len(into), version))
+        reading = _Reading(request=RangeRequest(key, start, len(into), version))
         answer = None
         while (further := self._next_chunk(reading, into[reading.done_bytes :])) is not None:
             answer = further
@@ -149,7 +166,7 @@ class RetryingSource:
         Raises:
             StorageError: As the source raises, after the last attempt; with fields `attempts`, `key`, `range`.
         """
-        reading = _Reading(request)
+        reading = _Reading(request=request)
         try:
             while (answer := self._next_chunk(reading, buffer)) is not None:
                 yield answer
@@ -158,8 +175,7 @@ class RetryingSource:
                 reading.chunks.close()
 
     def close(self) -> None:
-        """Close the source; waits end."""
-        self._cancel.set()
+        """Close the source."""
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -174,7 +190,7 @@ class RetryingSource:
         try:
             return self._retrying(self._advance, reading, buffer)
         except StorageError as error:
-            raise _finally(error, reading.failures) from error
+            raise reading.final_error() from error
 
     def _advance(self, reading: _Reading, buffer: memoryview) -> RangeAnswer | None:
         """One chunk more, from the answer being received or, where that broke, from a new request for the rest."""
@@ -189,36 +205,35 @@ class RetryingSource:
             answer = next(reading.chunks, None)
         except StorageError as error:
             reading.chunks = None
-            reading.last_error = error
-            if not _is_progress(error):
-                reading.failures += 1
+            reading.note(error)
             raise
         if answer is not None:
             reading.done_bytes += answer.length_bytes
             reading.version = reading.version or answer.info.version
         return answer
 
-    def _list(self, listing: _Listing) -> None:
-        self._hold(listing.last_error)
+    def _list(self, tries: _Tries) -> tuple[ObjectInfo, ...]:
+        self._hold(tries.last_error)
         try:
-            listing.found = [*self._source.list()]
+            return tuple(self._source.list())
         except StorageError as error:
-            listing.failures += 1
-            listing.last_error = error
+            tries.note(error)
             raise
 
     def _is_over(self, state: tenacity.RetryCallState) -> bool:
-        failures: int = state.args[0].failures
-        return failures >= self.policy.attempts or self._cancel.is_set() or time.monotonic() >= self._deadline_s
+        tries: _Tries = state.args[0]
+        used_up = tries.failures >= self.policy.attempts or tries.throttled >= self.policy.throttled_attempts
+        return used_up or self._cancel.is_set() or time.monotonic() >= self._deadline_s
 
     def _wait_s(self, state: tenacity.RetryCallState) -> float:
         """Full jitter (Source: AWS Architecture Blog, "Exponential Backoff And Jitter"), or what the store asked."""
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, StorageError) and _is_progress(error):
             return 0.0
-        failures: int = state.args[0].failures
+        tries: _Tries = state.args[0]
         policy = self.policy
-        bound_s = min(policy.longest_backoff_s, policy.first_backoff_s * 2.0 ** max(0, failures - 1))
+        doublings = max(0, tries.failures + tries.throttled - 1)
+        bound_s = min(policy.longest_backoff_s, policy.first_backoff_s * 2.0**doublings)
         wait_s = random.uniform(0, bound_s)
         asked_s = error.fields.get("retry_after_s") if isinstance(error, StorageError) else None
         if isinstance(asked_s, int | float):
@@ -256,8 +271,3 @@ def _is_progress(error: StorageError) -> bool:
         and bool(error.fields.get("shortened"))
         and bool(error.fields["received_bytes"])
     )
-
-
-def _finally(error: StorageError, attempts: int) -> StorageError:
-    times = f"; gave up after {attempts} attempts" if attempts > 1 else ""
-    return type(error)(f"{error.message}{times}", **{**error.fields, "attempts": attempts})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -22,6 +23,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from adapter.errors import (
+    AccessDenied,
     AdapterError,
     ConfigurationError,
     ConnectionFailed,
@@ -31,6 +33,7 @@ from adapter.errors import (
     StorageError,
     StoreFailed,
     TruncatedRead,
+    WrongRange,
 )
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, drain
 from adapter.storage.s3_answers import EXPIRED, Refusal, checked_range, error_of, version_of
@@ -165,8 +168,9 @@ class S3Source:
             body.close()
             yield RangeAnswer(0, info)
             return
-        for count in receive(body, buffer, Expected(length_bytes, self._options.timeout_s, facts)):
-            yield RangeAnswer(count, info)
+        with closing(receive(body, buffer, Expected(length_bytes, self._options.timeout_s, facts))) as counts:
+            for count in counts:
+                yield RangeAnswer(count, info)
         wanted_bytes = min(request.length_bytes, info.size_bytes - request.start)
         if length_bytes < wanted_bytes:
             raise TruncatedRead(
@@ -200,7 +204,9 @@ class S3Source:
 
     def _head(self, request: RangeRequest) -> ObjectInfo:
         answer = self._object_call("head_object", request)
-        size_bytes: int = answer["ContentLength"]
+        size_bytes = answer.get("ContentLength")
+        if not isinstance(size_bytes, int):
+            raise WrongRange(f"{self._address(request.key)}: HEAD gives no size", **self._facts(request.key))
         return ObjectInfo(request.key, size_bytes, version_of(_headers(answer), size_bytes))
 
     def _object_call(self, operation: str, request: RangeRequest, **arguments: str) -> dict[str, Any]:
@@ -208,6 +214,8 @@ class S3Source:
         if version is not None and " " not in version and not version.startswith("-"):
             arguments["IfMatch"] = f'"{version}"'
         key = f"{self._prefix}{request.key}"
+        if not request.key or {".", ".."}.intersection(key.split("/")):  # HTTP clients resolve these segments (S-05)
+            raise AccessDenied(f"{self._address(request.key)!r} leads out of its prefix", **self._facts(request.key))
         return self._call(operation, "s3:GetObject", request.key, Bucket=self._bucket, Key=key, **arguments)
 
     def _call(self, operation: str, action: str, key: str, **arguments: str) -> dict[str, Any]:

@@ -140,6 +140,15 @@ def test_a_listing_can_be_cut_into_folders(store: Store, client: Any) -> None:
     assert sum(page["KeyCount"] for page in paged) == 4
 
 
+def test_links_are_followed_but_not_in_circles(store: Store, client: Any) -> None:
+    store.put("links/m/a", b"content")
+    (store.root / "links" / "m" / "b").symlink_to(store.root / "bucket" / "a")
+    (store.root / "links" / "m" / "circle").symlink_to(store.root / "links")
+    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket="links")["Contents"]]
+    assert keys == ["m/a", "m/b"]
+    assert httpx.get(f"{store.endpoint}/links/m/b").content == CONTENT
+
+
 def test_requests_are_counted_with_the_bytes_that_were_sent(store: Store) -> None:
     store.reset()
     httpx.get(f"{store.endpoint}/bucket/a", headers={"Range": "bytes=0-99"})

@@ -32,11 +32,14 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def moto_endpoint() -> Iterator[str]:
+def moto_client() -> Iterator[Any]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    session = boto3.session.Session("test", "test", region_name="us-east-1")
+    client = session.client("s3", endpoint_url=f"http://{host}:{port}")
+    yield client
+    client.close()
     server.stop()
 
 
@@ -81,10 +84,10 @@ def _files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def _moto(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    endpoint: str = request.getfixturevalue("moto_endpoint")
+    client = request.getfixturevalue("moto_client")
+    endpoint = client.meta.endpoint_url
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": endpoint, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
-    client: Any = boto3.session.Session().client("s3")
     bucket = f"contract-{abs(hash(request.node.nodeid))}"
     client.create_bucket(Bucket=bucket)
 

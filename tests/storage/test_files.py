@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.errors import AccessDenied, ObjectChanged, ObjectNotFound, StorageError
+from adapter.errors import AccessDenied, ObjectChanged, ObjectNotFound
 from adapter.storage.base import RangeRequest
 from adapter.storage.files import FileSource
 
@@ -48,9 +48,11 @@ def test_a_name_that_is_no_file_is_not_found(model: Path, key: str) -> None:
         _read(FileSource(model), key)
 
 
-def test_a_directory_is_no_object(model: Path) -> None:
-    with pytest.raises(StorageError):
-        _read(FileSource(model), "unet")
+def test_a_directory_and_a_pipe_are_no_objects(model: Path) -> None:
+    os.mkfifo(model / "pipe")
+    for key in ("unet", "pipe"):
+        with pytest.raises(ObjectNotFound, match="not a regular file"):
+            _read(FileSource(model), key)
 
 
 def test_links_inside_the_directory_are_followed(model: Path) -> None:

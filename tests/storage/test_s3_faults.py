@@ -196,6 +196,27 @@ def test_throttling_is_waited_out_as_long_as_the_store_asks() -> None:
         assert (retrying.requests, retrying.retries) == (2, 1)
 
 
+def test_a_crowd_that_is_throttled_thins_out_and_all_finish() -> None:
+    """S-11: the store takes one request in 20 ms for the first half second, and refuses all others."""
+    lock, served = threading.Lock(), [0.0]
+
+    def script(asked: Asked) -> Answer:
+        now_s = time.monotonic()
+        with lock:
+            if now_s - began < 0.5 and now_s - served[0] < 0.02:
+                return error(503, "SlowDown")
+            served[0] = now_s
+        return part(CONTENT, asked)
+
+    policy = RetryPolicy(attempts=2, first_backoff_s=0.02)
+    began = time.monotonic()
+    with opened(script) as (store, source), RetryingSource(source, policy) as retrying, ThreadPoolExecutor(8) as pool:
+        starts = range(0, 64 * KIB, KIB)
+        pieces = list(pool.map(lambda start: read(retrying, start, KIB), starts))
+        assert b"".join(pieces) == CONTENT
+        assert len(store.gets) == retrying.requests, "the SDK below tries nothing again by itself"
+
+
 REFUSED: list[tuple[Answer, type[AdapterError], str]] = [
     (error(404, "NoSuchKey"), ObjectNotFound, "s3://bucket/m/a"),
     (error(404, "NoSuchBucket"), ObjectNotFound, "bucket"),
@@ -366,6 +387,15 @@ def test_a_bucket_that_the_endpoint_names_already_is_pointed_out() -> None:
         options = S3Options(endpoint_url=f"{store.endpoint}/bucket")
         with S3Source("s3://bucket/m/", options) as source, pytest.raises(ObjectNotFound, match="already names"):
             read(source)
+
+
+@pytest.mark.parametrize("key", ["../other/model.safetensors", "a/../../x", "./a", ""])
+def test_a_key_that_leads_out_of_the_prefix_is_never_sent(key: str) -> None:
+    """S-05."""
+    with opened(lambda asked: part(CONTENT, asked)) as (store, source):
+        with pytest.raises(AccessDenied, match="leads out"):
+            source.read_into(key, 0, memoryview(bytearray(10)))
+        assert store.asked == []
 
 
 def test_a_denied_listing_leaves_reading_as_it_is() -> None:
