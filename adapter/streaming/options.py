@@ -40,6 +40,8 @@ class Progress:
     done_bytes: int
     from_cache_bytes: int
     """Bytes that were on disk when the stream began."""
+    fetched_bytes: int
+    """Bytes that this process read from the store; what another fetcher brought meanwhile is not among them."""
     requests: int
     """Range reads sent, repeats included."""
     retries: int

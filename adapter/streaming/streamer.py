@@ -74,6 +74,7 @@ class Streamer:
         self._sequential: set[Filling] = set()
         self._lock = threading.Lock()
         self._sent_first = False
+        self._fetched_bytes = 0
 
     def prepare(self, order_hint: Sequence[str] = ()) -> StreamManifest:
         """What is streamed and where it will be; every file in it exists under one of its names.
@@ -124,7 +125,7 @@ class Streamer:
             finally:
                 progress = self.progress()
                 span.add(
-                    bytes=progress.done_bytes - progress.from_cache_bytes,
+                    bytes=progress.fetched_bytes,
                     total_bytes=progress.total_bytes,
                     from_cache_bytes=progress.from_cache_bytes,
                     requests=progress.requests,
@@ -139,6 +140,7 @@ class Streamer:
             total_bytes=sum(filling.size_bytes for filling in self._fillings),
             done_bytes=sum(filling.done_bytes for filling in self._fillings),
             from_cache_bytes=sum(filling.from_cache_bytes for filling in self._fillings),
+            fetched_bytes=self._fetched_bytes,
             requests=self._source.requests,
             retries=self._source.retries,
         )
@@ -311,6 +313,8 @@ class Streamer:
                     )
                 filling.write(position, buffer[: answer.length_bytes])
                 position += answer.length_bytes
+                with self._lock:
+                    self._fetched_bytes += answer.length_bytes
                 if self._cancel.is_set():
                     raise InvocationCancelled("the stream was cancelled")
         if position < gap.stop:

@@ -104,7 +104,7 @@ def test_the_fullest_filling_file_comes_first(tmp_path: Path) -> None:
     place = slot(tmp_path)
     begin(place, 10)
     fuller = begin(place, 60)
-    assert [names.partial for names in place.parts()][0] == fuller.path
+    assert next(names.partial for names in place.parts()) == fuller.path
 
 
 def test_one_lease_at_a_time_and_free_again_when_released(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def test_parts_of_a_manifest() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema_version": 2, "address": "", "store": "", "objects": []}', '{"schema_version": 1}']
+    "text",
+    ["", "[]", "{}", '{"schema_version": 2, "address": "", "store": "", "objects": []}', '{"schema_version": 1}'],
 )
 def test_what_is_no_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "weights.json"

@@ -16,7 +16,7 @@ from adapter.streaming.manifest import ObjectEntry
 from adapter.streaming.reader import PAGE_BYTES, ObjectReader
 from adapter.streaming.shard_file import PartFile
 from adapter.streaming.waiting import Deadline
-from tests.support.checkpoints import shard
+from tests.support.shard_bytes import shard
 
 CONTENT = os.urandom(5 * PAGE_BYTES + 100)
 

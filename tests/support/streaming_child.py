@@ -7,6 +7,7 @@ Run as `python -m tests.support.streaming_child '<json>'`. It prints one JSON li
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from adapter.streaming.cache import Cache, lock_exclusively
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import StreamOptions
 from adapter.streaming.streamer import Streamer
-from adapter.streaming.waiting import Deadline
+from adapter.streaming.waiting import Deadline, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,8 @@ def start(
         cache: The cache directory.
         manifest: Where the child writes its manifest.
         env: Environment, added to an almost empty one.
-        more: `connections`, `part_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`.
+        more: `connections`, `part_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, and `go`: a path that the
+            child waits for before it begins.
     """
     order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
     return subprocess.Popen(
@@ -89,6 +91,9 @@ def main() -> int:
             open_source(order["address"], connections=options.connections) as source,
             Streamer(source, cache, options) as streamer,
         ):
+            if "go" in order:
+                _say(event="waiting")
+                wait_for(lambda: os.path.exists(order["go"]) or None, lambda: order["go"], deadline=options.deadline)
             streamer.prepare().write(manifest_path)
             _say(event="manifest")
             progress = streamer.run()
