@@ -61,9 +61,6 @@ def _rebuild(cls: type[AdapterError], message: str, fields: Mapping[str, Field])
     return error
 
 
-# -- what the user wrote or set ---------------------------------------------------------------------------------------
-
-
 class ConfigurationError(AdapterError):
     """A setting, flag or argument has no usable value; the message names it."""
 
@@ -126,9 +123,6 @@ class PlatformUnsupported(AdapterError):
 
     code = "platform_unsupported"
     exit_code = 18
-
-
-# -- object storage ---------------------------------------------------------------------------------------------------
 
 
 class StorageError(AdapterError):
@@ -206,9 +200,6 @@ class StoreFailed(StorageError):
     retryable = True
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 class CheckpointError(AdapterError):
     """The checkpoint is not what it should be. Fields: file, tensor, rule."""
 
@@ -258,9 +249,6 @@ class TensorMismatch(CheckpointError):
     exit_code = 36
 
 
-# -- cache on local disk ----------------------------------------------------------------------------------------------
-
-
 class CacheError(AdapterError):
     """The cache directory cannot be used. Fields: path."""
 
@@ -290,9 +278,6 @@ class LeaseTimeout(CacheError):
     retryable = True
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
-
-
 class DeviceError(AdapterError):
     """A device could not be used."""
 
@@ -312,9 +297,6 @@ class ForkedContext(DeviceError):
 
     code = "device.forked_context"
     exit_code = 52
-
-
-# -- roles and invocations --------------------------------------------------------------------------------------------
 
 
 class RoleDied(AdapterError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapter.errors import AdapterError, HandlerFailed, InvocationCancelled, InvocationTimeout
-from adapter.invocation import Cancelled, InvocationContext, user_frame, user_trace
+from adapter.invocation import Cancelled, InvocationContext, error_text, user_frame, user_trace
 from adapter.logs import Log
 from adapter.runtime.codec import encode_result
 from adapter.runtime.link import Frame
@@ -99,9 +99,8 @@ def _as_ours(call: Call, error: BaseException) -> AdapterError:
     if call.cancel_reason is not None:
         return InvocationCancelled(f"the invocation was cancelled: {call.cancel_reason}", request_id=call.request_id)
     file, line = user_frame(error) or ("", 0)
-    text = str(error)
     return HandlerFailed(
-        f"the handler raised {type(error).__name__}" + (f": {text}" if text else ""),
+        f"the handler raised {error_text(error)}",
         error_type=type(error).__name__,
         file=file,
         line=line,

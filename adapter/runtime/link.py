@@ -72,7 +72,7 @@ class FrameReader:
             try:
                 head = json.loads(self._buffer[_LENGTHS.size : _LENGTHS.size + head_length])
                 kind = head.pop("kind")
-            except (ValueError, KeyError, AttributeError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise LinkError(f"the head of a frame is not a JSON object with a kind: {error}") from None
             body = bytes(memoryview(self._buffer)[_LENGTHS.size + head_length : stop])
             del self._buffer[:stop]

@@ -15,12 +15,12 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from adapter.errors import AdapterError, InitTimeout, RoleDied
+from adapter.errors import AdapterError, InitTimeout
 from adapter.lifecycle import Event, Phase, advance
 from adapter.logs import Log
+from adapter.runtime.judgement import RoleEnd, Verdict, describe_status, judge_exit, role_died
 from adapter.runtime.roles import ReplicaSpec, Role, adopt_orphans, fork_role, read_error, read_json, write_json
 from adapter.timeline import Timeline
 
@@ -28,44 +28,6 @@ DEFAULT_INIT_TIMEOUT_S = 600.0
 TERM_PATIENCE_S = 1.0
 """How long a role may ignore SIGTERM before SIGKILL; a signal can be stuck inside `dlopen` for longer."""
 _BACK_OFF_S = (0.0, 0.2, 1.0, 3.0)
-
-
-class Verdict(StrEnum):
-    """What follows when a role has ended."""
-
-    DONE = "done"
-    RESTART = "restart"
-    FAIL = "fail"
-    HOLD = "hold"
-    """Wait: whether its error counts is known when the handler has been imported."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleEnd:
-    """How a role ended, and in which circumstances."""
-
-    role: Role
-    status: int
-    """Exit code, or minus the signal's number."""
-    error: AdapterError | None
-    """What it left in its error file."""
-    ready: bool
-    """Whether the replica was ready."""
-    restarts: int
-    """How often the role was started again since the replica was last ready."""
-    address_is_hint: bool = False
-    """Whether the fetcher's address is a guess that the handler has not confirmed yet."""
-
-
-def judge_exit(end: RoleEnd, restart_limit: int) -> Verdict:
-    """What to do about a role's end while the replica is meant to go on."""
-    if end.role is Role.FETCHER and end.status == 0:
-        return Verdict.DONE
-    if end.error is not None and not end.ready:
-        return Verdict.HOLD if end.role is Role.FETCHER and end.address_is_hint else Verdict.FAIL
-    if end.role is Role.FETCHER and end.ready:
-        return Verdict.DONE  # everything is sealed; only an fsync is lost, and the cache knows it
-    return Verdict.RESTART if end.restarts < restart_limit else Verdict.FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +241,9 @@ class Supervisor:
         end = RoleEnd(role, status, error, ready, self._restarts[role], hint)
         verdict = judge_exit(end, self._spec.settings.worker_restarts)
         if verdict is not Verdict.DONE:
-            self._log.warning("role.end", ended=str(role), status=_describe(status), verdict=str(verdict))
+            self._log.warning("role.end", ended=str(role), status=describe_status(status), verdict=str(verdict))
         if verdict is Verdict.FAIL:
-            self._fail(error or _role_died(end))
+            self._fail(error or role_died(end))
         elif verdict is Verdict.HOLD:
             self._held = error
         elif verdict is Verdict.RESTART:
@@ -383,20 +345,6 @@ _FORWARD: dict[Phase, Event] = {
 
 def _noted(number: int, frame: object) -> None:
     """Nothing: the wake-up descriptor carries the number to the loop."""
-
-
-def _describe(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-
-
-def _role_died(end: RoleEnd) -> RoleDied:
-    often = f" for the {end.restarts + 1}. time in a row" if end.restarts else ""
-    hint = " (out of memory?)" if end.status == -signal.SIGKILL else ""
-    return RoleDied(
-        f"the {end.role} ended unexpectedly{often}: {_describe(end.status)}{hint}. Its last log lines say more.",
-        role=str(end.role),
-        status=end.status,
-    )
 
 
 def remove_run_dir(run_dir: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adapter.errors import AdapterError, LoadError, ObjectNotFound
+from adapter.runtime.judgement import RoleEnd, Verdict, judge_exit
 from adapter.runtime.roles import Role
-from adapter.runtime.supervisor import RoleEnd, Verdict, judge_exit
 
 KILLED = -9
 

@@ -1,36 +1,43 @@
-"""Small checkpoints made in the test: safetensors files as bytes, with contents that tell every position apart."""
+"""Generated checkpoints of any size, written without holding them in memory."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Mapping
+import zlib
+from pathlib import Path
+
+MEBIBYTE = 1 << 20
 
 
-def shard(seed: int, data_bytes: int, tensors: int = 4, prefix: str = "t") -> bytes:
-    """A safetensors file of U8 tensors with random content."""
-    step = data_bytes // tensors
-    header: dict[str, object] = {}
-    for number in range(tensors):
-        stop = data_bytes if number == tensors - 1 else (number + 1) * step
-        header[f"{prefix}{number}"] = {
-            "dtype": "U8",
-            "shape": [stop - number * step],
-            "data_offsets": [number * step, stop],
+def write_checkpoint(path: Path, tensor_bytes: int, count: int) -> dict[str, int]:
+    """A safetensors file of `count` U8 tensors `t0`, `t1`, … of `tensor_bytes` each; gives the CRC-32 of each.
+
+    The content is a cheap function of tensor and position, different in every MiB.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = json.dumps(
+        {
+            f"t{i}": {
+                "dtype": "U8",
+                "shape": [tensor_bytes],
+                "data_offsets": [i * tensor_bytes, (i + 1) * tensor_bytes],
+            }
+            for i in range(count)
         }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + random.Random(seed).randbytes(data_bytes)
-
-
-def sharded(shards: int, shard_bytes: int, files: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
-    """A checkpoint of several shards with its index and a configuration."""
-    objects: dict[str, bytes] = {}
-    weight_map: dict[str, str] = {}
-    for number in range(shards):
-        name = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
-        objects[name] = shard(number, shard_bytes, prefix=f"s{number}.t")
-        weight_map |= {f"s{number}.t{tensor}": name for tensor in range(4)}
-    objects["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
-    objects["config.json"] = b'{"hidden_size": 8}'
-    return objects | dict(files or {})
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    sums = {}
+    pattern = bytes(range(251)) * (MEBIBYTE // 251 + 1)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for i in range(count):
+            crc, left, block = 0, tensor_bytes, 0
+            while left:
+                stamp = f"{i}/{block}/".encode()
+                data = (stamp + pattern)[: min(MEBIBYTE, left)]
+                file.write(data)
+                crc = zlib.crc32(data, crc)
+                left -= len(data)
+                block += 1
+            sums[f"t{i}"] = crc
+    return sums
