@@ -5,21 +5,15 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import boto3.session
 import pytest
 
 from adapter.errors import (
     AccessDenied,
     AdapterError,
-    ConfigurationError,
     ConnectionFailed,
     CredentialsError,
     ObjectChanged,
@@ -33,34 +27,17 @@ from adapter.errors import (
 from adapter.storage.base import RangeRequest
 from adapter.storage.retry import RetryingSource, RetryPolicy
 from adapter.storage.s3 import S3Options, S3Source
-from adapter.storage.s3_body import direct_reader
-from tests.support.scripted_store import Answer, Asked, ScriptedStore, error, part, scripted_store
+from tests.support.scripted_s3 import CONTENT, KIB, QUICK, opened, read
+from tests.support.scripted_store import Answer, Asked, error, part, scripted_store
 from tests.support.stores import CREDENTIALS
 
-KIB = 1024
-CONTENT = hashlib.shake_128(b"content").digest(64 * KIB)
 OTHER = hashlib.shake_128(b"other").digest(64 * KIB)
-QUICK = RetryPolicy(attempts=4, first_backoff_s=0.001, longest_backoff_s=0.002)
 
 
 @pytest.fixture(autouse=True)
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
-
-
-@contextmanager
-def opened(script: Callable[[Asked], Answer], *, timeout_s: float = 5.0) -> Iterator[tuple[ScriptedStore, S3Source]]:
-    with scripted_store(script) as store:
-        options = S3Options(connections=4, timeout_s=timeout_s, endpoint_url=store.endpoint)
-        with S3Source("s3://bucket/m/", options) as source:
-            yield store, source
-
-
-def read(source: S3Source | RetryingSource, start: int = 8 * KIB, length: int = 8 * KIB) -> bytes:
-    buffer = bytearray(length)
-    answer = source.read_into("a", start, memoryview(buffer))
-    return bytes(buffer[: answer.length_bytes])
 
 
 def whole(source: RetryingSource) -> bytes:
@@ -243,13 +220,6 @@ def test_each_refusal_has_its_own_error(answer: Answer, kind: type[AdapterError]
     assert len(store.asked) == 1
 
 
-def test_a_wrong_region_is_named() -> None:
-    """S-14."""
-    answer = error(301, "PermanentRedirect", x_amz_bucket_region="eu-central-1")
-    with opened(lambda asked: answer) as (_, source), pytest.raises(ConfigurationError, match="eu-central-1"):
-        read(source)
-
-
 def test_a_store_that_falls_silent_is_given_up_after_the_timeout() -> None:
     def script(asked: Asked) -> Answer:
         answer = part(CONTENT, asked)
@@ -296,20 +266,6 @@ def test_what_arrived_before_a_cut_is_given_out_first() -> None:
     assert cut.value.fields["received_bytes"] == 3000
 
 
-def test_bodies_are_received_without_a_copy_by_the_installed_sdk() -> None:
-    """The fast way uses a name that urllib3 does not promise; when this fails, reads go the public way, slower."""
-    with scripted_store(lambda asked: part(CONTENT, asked)) as store:
-        client: Any = boto3.session.Session().client("s3", endpoint_url=store.endpoint)
-        body = client.get_object(Bucket="bucket", Key="a", Range="bytes=0-99")["Body"]
-        reader = direct_reader(body)
-        assert reader is not None
-        buffer = bytearray(100)
-        assert reader[0](memoryview(buffer)) == 100
-        assert buffer == CONTENT[:100]
-        body.close()
-        client.close()
-
-
 def test_a_body_in_transfer_chunks_is_read_by_the_public_way() -> None:
     def script(asked: Asked) -> Answer:
         answer = part(CONTENT, asked)
@@ -321,104 +277,3 @@ def test_a_body_in_transfer_chunks_is_read_by_the_public_way() -> None:
 
     with opened(script) as (_, source):
         assert read(source) == CONTENT[8 * KIB : 16 * KIB]
-
-
-def test_connections_are_reused_and_the_pool_does_not_overflow() -> None:
-    """S-17."""
-    with warnings.catch_warnings(), opened(lambda asked: part(CONTENT, asked)) as (store, source):
-        warnings.simplefilter("error")
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda number: read(source, number % 50 * KIB, KIB), range(256)))
-        assert len(store.gets) == 256
-        assert store.connections <= 8
-
-
-def test_expired_credentials_are_looked_up_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-18."""
-    file = tmp_path / "credentials"
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    file.write_text("[default]\naws_access_key_id = KEYA\naws_secret_access_key = aaaa\n")
-
-    def script(asked: Asked) -> Answer:
-        if "KEYA" in asked.headers["authorization"] and asked.number > 5:
-            return error(400, "ExpiredToken")
-        return part(CONTENT, asked)
-
-    with opened(script) as (store, source), RetryingSource(source, QUICK) as retrying:
-        assert b"".join(read(retrying, start) for start in range(0, 40 * KIB, 8 * KIB)) == CONTENT[: 40 * KIB]
-        with pytest.raises(CredentialsError) as refused:
-            read(retrying)
-        assert len(store.asked) == 6, "without new ones it is not tried again"
-        assert "aaaa" not in str(refused.value.to_dict())
-        file.write_text("[default]\naws_access_key_id = KEYB\naws_secret_access_key = bbbb\n")
-        assert read(retrying, 40 * KIB) == CONTENT[40 * KIB : 48 * KIB]
-        assert len(store.asked) == 8
-
-
-def test_missing_credentials_are_said_at_once_and_anonymous_reads_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-15."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with opened(lambda asked: part(CONTENT, asked)) as (store, source):
-        with pytest.raises(CredentialsError, match="no credentials found"):
-            read(source)
-        assert store.asked == []
-        with S3Source("s3://bucket/m/", S3Options(endpoint_url=store.endpoint, anonymous=True)) as anonymous:
-            assert read(anonymous) == CONTENT[8 * KIB : 16 * KIB]
-        assert "authorization" not in store.asked[0].headers
-
-
-def test_a_custom_endpoint_gets_path_style_its_prefix_and_no_checksum_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-13."""
-    with scripted_store(lambda asked: part(CONTENT, asked)) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint.replace("127.0.0.1", "localhost") + "/gw/s3")
-        with S3Source("s3://bucket/m/") as source:
-            read(source)
-            assert source.store.endswith("/gw/s3/bucket")
-        assert store.asked[0].path == "/gw/s3/bucket/m/a"
-        assert not [name for name in store.asked[0].headers if "checksum" in name]
-
-
-def test_a_bucket_that_the_endpoint_names_already_is_pointed_out() -> None:
-    """S-13."""
-    with scripted_store(lambda asked: error(404, "NoSuchKey")) as store:
-        options = S3Options(endpoint_url=f"{store.endpoint}/bucket")
-        with S3Source("s3://bucket/m/", options) as source, pytest.raises(ObjectNotFound, match="already names"):
-            read(source)
-
-
-@pytest.mark.parametrize("key", ["../other/model.safetensors", "a/../../x", "./a", ""])
-def test_a_key_that_leads_out_of_the_prefix_is_never_sent(key: str) -> None:
-    """S-05."""
-    with opened(lambda asked: part(CONTENT, asked)) as (store, source):
-        with pytest.raises(AccessDenied, match="leads out"):
-            source.read_into(key, 0, memoryview(bytearray(10)))
-        assert store.asked == []
-
-
-def test_a_denied_listing_leaves_reading_as_it_is() -> None:
-    """S-14."""
-
-    def script(asked: Asked) -> Answer:
-        return error(403, "AccessDenied") if "list-type" in asked.path else part(CONTENT, asked)
-
-    with opened(script) as (_, source):
-        with pytest.raises(AccessDenied, match="s3:ListBucket"):
-            list(source.list())
-        assert read(source) == CONTENT[8 * KIB : 16 * KIB]
-
-
-def test_a_client_is_made_by_each_of_many_threads_without_a_race() -> None:
-    """S-17."""
-    with scripted_store(lambda asked: part(CONTENT, asked)) as store:
-        ready = threading.Barrier(8)
-
-        def start(_: int) -> bytes:
-            ready.wait()
-            with S3Source("s3://bucket/m/", S3Options(endpoint_url=store.endpoint)) as source:
-                return read(source)
-
-        with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(start, range(8))) == {CONTENT[8 * KIB : 16 * KIB]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def error(status: int, code: str, **headers: str) -> Answer:
 class ScriptedStore:
     """The running store: its endpoint, and what it was asked."""
 
-    def __init__(self, script: Callable[[Asked], Answer]) -> None:
+    def __init__(self, script: Callable[[Asked], Answer], certificate: Path | None) -> None:
         self.script = script
         self.asked: list[Asked] = []
         self.connections = 0
@@ -70,7 +72,15 @@ class ScriptedStore:
         self._ended = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        port = self._server.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{port}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self.endpoint = f"https://localhost:{port}"
 
     @property
     def gets(self) -> list[Asked]:
@@ -133,9 +143,9 @@ class ScriptedStore:
 
 
 @contextmanager
-def scripted_store(script: Callable[[Asked], Answer]) -> Iterator[ScriptedStore]:
-    """A store that answers as the script says, until the block ends."""
-    store = ScriptedStore(script)
+def scripted_store(script: Callable[[Asked], Answer], certificate: Path | None = None) -> Iterator[ScriptedStore]:
+    """A store that answers as the script says, until the block ends; encrypted where there is a certificate."""
+    store = ScriptedStore(script, certificate)
     thread = threading.Thread(target=store._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
