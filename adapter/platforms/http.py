@@ -53,14 +53,16 @@ from adapter.errors import (
 from adapter.platforms.http_streaming import NDJSON, SSE, Headers, send_stream
 from adapter.runtime.front import Services
 from adapter.runtime.invocation import Invocation, Outcome
+from adapter.runtime.queue import Dispatcher
 
 EVENT_LIMIT_BYTES = 32 << 20
 """Largest event that is taken: the limit of Cloud Run; RunPod's load balancer allows 30 MB, others less."""
 KEEP_ALIVE_S = 65
 """Longer than the 60 s after which common load balancers drop idle connections: they must be the first to do so."""
 CLOSING_S = 1
-"""How long answers that are being sent may take at the end."""
+"""How long connections may take to close when no answer is on its way any more."""
 RETRY_AFTER_S = 1
+_FLUSH_POLL_S = 0.01
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _STATUS: dict[type[AdapterError], int] = {
@@ -82,30 +84,48 @@ class HttpPlatform:
     """Serves plain HTTP on the inherited listener: a `Platform`."""
 
     async def serve(self, services: Services) -> None:
-        """Serve until `services.closing` is set, then hand over the last answers."""
+        """Serve until `services.closing` is set and the last answer has been handed over.
+
+        Until then new callers are answered (as draining), rather than left waiting in the listener's backlog.
+        """
         assert services.listener is not None, "an HTTP server needs a listener"
-        config = uvicorn.Config(
-            http_app(services),
-            http="httptools",
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_S,
-        )
-        server = _Server(config, services.listening)
+        answers = Answers()
+        server = _Server(_config(http_app(services, answers)), services.listening)
         serving = asyncio.create_task(server.serve(sockets=[services.listener]))
         closing = asyncio.create_task(services.closing.wait())
-        await asyncio.wait((serving, closing), return_when=asyncio.FIRST_COMPLETED)
-        closing.cancel()
-        server.should_exit = True
-        await serving
+        try:
+            await asyncio.wait((serving, closing), return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                await answers.all_sent()
+                await server.flushed()
+            server.should_exit = True
+            await serving
+        except asyncio.CancelledError:
+            server.drop_connections()
+            await answers.all_sent()
+            raise
+        finally:
+            closing.cancel()
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        interface="asgi3",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSING_S,
+        workers=1,  # said, so that uvicorn looks for neither in the environment
+        forwarded_allow_ips="",
+    )
 
 
 class _Server(uvicorn.Server):
@@ -121,11 +141,47 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._on_listening()
 
+    async def flushed(self) -> None:
+        # an answer that is sent, for ASGI, may still be megabytes in the transport's buffer
+        while self._unsent():  # noqa: ASYNC110 (a transport tells nobody when its buffer is empty)
+            await asyncio.sleep(_FLUSH_POLL_S)
 
-def http_app(services: Services) -> ASGIApp:
+    def _unsent(self) -> int:
+        return sum(connection.transport.get_write_buffer_size() for connection in self.server_state.connections)
+
+    def drop_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class Answers:
+    """How many answers are on their way to callers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def begin(self) -> None:
+        """An invocation was accepted: somebody waits for an answer."""
+        self.count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        """An answer is in the server's hands, or nobody wants it any more."""
+        self.count -= 1
+        if self.count == 0:
+            self._none.set()
+
+    async def all_sent(self) -> None:
+        """Returns when no answer is on its way."""
+        await self._none.wait()
+
+
+def http_app(services: Services, answers: Answers) -> ASGIApp:
     """The ASGI application over a replica's services."""
     endpoints = _Endpoints(services)
-    invoke = _Invoke(services)
+    invoke = _Invoke(services.dispatcher, answers)
     return Starlette(
         routes=[
             Route("/", invoke, methods=["POST"]),
@@ -174,8 +230,9 @@ class _Endpoints:
 class _Invoke:
     """POST: an ASGI application of its own, since an invocation passes here each time and nothing else of Starlette."""
 
-    def __init__(self, services: Services) -> None:
-        self._dispatcher = services.dispatcher
+    def __init__(self, dispatcher: Dispatcher, answers: Answers) -> None:
+        self._dispatcher = dispatcher
+        self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived_s = time.monotonic()
@@ -192,12 +249,15 @@ class _Invoke:
             await self._refuse(send, error, wanted_id if request_id else b"")
             return
         watching = asyncio.create_task(_watch(receive, invocation))
+        self._answers.begin()
         try:
             await self._answer(send, invocation, arrived_s, headers.get(b"accept", b""))
         except BaseException:
             watching.cancel()
             invocation.cancel("client_gone")
             raise
+        finally:
+            self._answers.end()
 
     async def _answer(self, send: Send, invocation: Invocation, arrived_s: float, accept: bytes) -> None:
         form = SSE if b"text/event-stream" in accept else NDJSON
@@ -221,8 +281,10 @@ class _Invoke:
         more = list(headers or ())
         if request_id:
             more.append((b"x-request-id", request_id))
-        if status == 503:
+        if status == 503 and error.retryable:
             more.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+        elif status == 413:
+            more.append((b"connection", b"close"))  # or the rest of what is too large would still be taken in
         await _reply(send, status, _error_body(error), more)
 
 

@@ -25,8 +25,8 @@ from adapter.runtime.roles import ReplicaSpec, read_error, read_json
 from adapter.settings import Settings
 from adapter.timeline import Timeline
 
-CLOSING_S = 2.0
-"""How long a platform may take to hand over its last answers; callers that read slower are cut off."""
+CLOSING_S = 0.5
+"""How long a platform may take to close once every answer is on its way and the grace is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Platform(Protocol):
     async def serve(self, services: Services) -> None:
         """Take invocations, submit them, give back what comes of them; returns soon after `services.closing` is set.
 
-        Returning earlier, or raising, ends the front: the supervisor starts another one.
+        Returning earlier, or raising, ends the front: the supervisor starts another one. It is cancelled when the
+        grace is over and answers are still on their way: callers that read too slowly are cut off.
         """
         ...
 
@@ -125,23 +126,35 @@ class _Front:
         if serving.done():
             serving.result()
             raise RoleDied("the platform ended by itself", role="front")
-        await self._end(dispatcher)
+        grace_left_s = await self._end(dispatcher)
         closing.set()
-        await asyncio.wait((serving,), timeout=CLOSING_S)
-        if serving.done():
-            serving.result()
+        await self._let_close(serving, grace_left_s)
         server.close()  # not waited for: the worker's connection stays until one of us ends
         return 0
 
-    async def _end(self, dispatcher: Dispatcher) -> None:
+    async def _end(self, dispatcher: Dispatcher) -> float:
+        """Bring every invocation to its outcome; how much of the grace is left for handing outcomes over, in s."""
         failure = read_error(self._spec.failure)
         if failure is not None:
             dispatcher.fail(failure)
-            return
+            return 0.0
+        served = dispatcher.ready
         self._log.info("front.drain.started", phase=str(dispatcher.phase))
         started = time.monotonic()
         await dispatcher.drain(self._spec.settings.grace_s, self._hurry)
-        self._log.info("front.drain.complete", seconds=round(time.monotonic() - started, 3))
+        seconds = time.monotonic() - started
+        self._log.info("front.drain.complete", seconds=round(seconds, 3))
+        return max(0.0, self._spec.settings.grace_s - seconds) if served else 0.0
+
+    async def _let_close(self, serving: asyncio.Task[None], grace_left_s: float) -> None:
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((serving, hurry), timeout=grace_left_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serving,), timeout=CLOSING_S)
+        if not serving.done():
+            serving.cancel()
+            await asyncio.wait((serving,), timeout=CLOSING_S)
+        if serving.done() and not serving.cancelled():
+            serving.result()
 
     def _on_term(self) -> None:
         if self._told.is_set():

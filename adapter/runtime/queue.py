@@ -225,10 +225,11 @@ class Dispatcher:
     def _on_phase(self, head: Mapping[str, Any]) -> None:
         detail = head.get("detail")
         self.detail = detail if isinstance(detail, Mapping) else {"detail": detail} if detail else {}
-        for event in _FORWARD[:-1]:  # ready has a frame of its own
-            if self.phase == head.get("phase"):
-                break
-            self._step(event)
+        if head.get("phase") in (Phase.IMPORTING, Phase.LOADING, Phase.WARMING):
+            for event in _FORWARD[:-1]:  # ready has a frame of its own
+                if self.phase == head["phase"]:
+                    break
+                self._step(event)
         self._on_change({"event": "phase", **head})
 
     def _on_ready(self, head: Mapping[str, Any]) -> None:

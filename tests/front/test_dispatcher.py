@@ -168,6 +168,22 @@ def test_a_failed_start_refuses_and_ends_with_its_own_error() -> None:
     run(story)
 
 
+def test_phases_go_forward_only_and_unknown_ones_change_nothing() -> None:
+    async def story() -> None:
+        replica = Replica()
+        replica.ports.append(Port())
+        replica.dispatcher.attach(replica.port, {})
+        seen = []
+        for phase in ("warming", "importing", "dreaming", "ready", None):
+            replica.say("phase", phase=phase, detail={"note": phase})
+            seen.append(replica.dispatcher.phase)
+        assert seen == [Phase.WARMING] * 5
+        assert replica.dispatcher.detail == {"note": None}
+        assert not replica.dispatcher.ready
+
+    run(story)
+
+
 def test_nothing_waits_where_nothing_may_wait() -> None:
     async def story() -> None:
         replica = Replica(queue_length=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -166,6 +167,18 @@ def test_an_event_over_the_limit_is_refused(front: FrontProcess) -> None:
             assert answer.json()["error"]["code"] == "event_too_large"
         assert worker.invoked == []
         assert front.client.post("/", content=b"1").status_code == 200
+
+
+def test_an_endless_event_is_cut_off(front: FrontProcess) -> None:
+    """What is over the limit is not taken in for ever."""
+    chunk = b"x" * (1 << 20)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", front.port)) as connection:
+        connection.sendall(head)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(500):
+                connection.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            pytest.fail("500 MB were taken")
 
 
 def test_a_caller_that_goes_away_frees_its_place(front: FrontProcess) -> None:

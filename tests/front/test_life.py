@@ -174,6 +174,33 @@ def test_a_drain_that_outlasts_its_grace_tells_the_caller(run_dir: Path) -> None
         assert front.wait() == 0
 
 
+def test_a_drain_waits_for_callers_that_read_slowly(run_dir: Path) -> None:
+    """S-34: a job that is done is not lost on its last stretch; meanwhile new callers are told, not left waiting."""
+    size = 30_000_000
+    with (
+        FrontProcess(run_dir, grace_s=20) as front,
+        FakeWorker(run_dir, lambda worker, invoke: worker.result(invoke.head["id"], b"1" * size)).ready(),
+        front.client.stream("POST", "/", content=b"1") as answer,
+    ):
+        front.terminate()
+        wait_for(front, 'coldstart_phase{phase="draining"} 1.0')
+        assert front.client.post("/", content=b"2").json()["error"]["type"] == "Draining"
+        assert sum(map(len, answer.iter_bytes())) == size
+        assert front.wait() == 0
+
+
+def test_a_caller_that_reads_nothing_does_not_outlast_the_grace(run_dir: Path) -> None:
+    with (
+        FrontProcess(run_dir, grace_s=0.2) as front,
+        FakeWorker(run_dir, lambda worker, invoke: worker.result(invoke.head["id"], b"1" * 30_000_000)).ready(),
+        front.client.stream("POST", "/", content=b"1") as answer,
+    ):
+        front.terminate()
+        assert front.wait() == 0
+        with pytest.raises(httpx.TransportError):
+            answer.read()
+
+
 def test_a_second_signal_ends_the_grace(run_dir: Path) -> None:
     """S-34: two SIGTERMs."""
     with (
