@@ -1,6 +1,6 @@
 """A class as a handler, and an answer that is streamed word by word.
 
-    cd examples && coldstart serve 03_streaming_class:write
+    cd examples && coldstart serve ex03_streaming_class:write
     curl -N localhost:8080 -d '{"start": "the", "words": 12}'
 
 `load` runs once, before the replica is ready; each thing that `__call__` yields is a line for the caller at once. Here

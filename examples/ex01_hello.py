@@ -1,6 +1,6 @@
 """The smallest handler: a function of an event, without a model.
 
-    cd examples && coldstart serve 01_hello:greet
+    cd examples && coldstart serve ex01_hello:greet
     curl localhost:8080 -d '{"name": "Ada"}'
 
 Run as a program it calls the handler once, as a test of your own would.

@@ -1,6 +1,6 @@
 """A checkpoint by name, in one process: for notebooks, scripts and tests, without a replica around it.
 
-    python examples/02_weights_in_one_process.py [ADDRESS]
+    python examples/ex02_weights_in_one_process.py [ADDRESS]
 
 ADDRESS is a directory or `s3://bucket/prefix/` with safetensors files; without one a small checkpoint is made first.
 Tensors are there as soon as their own bytes are: the first can be used while the last are still on their way.
