@@ -1,34 +1,27 @@
-"""Modules built with their parameters on the meta device and filled with tensors of a checkpoint.
+"""Modules filled with tensors of a checkpoint, by name.
 
-Building costs neither memory nor time for initial values that the checkpoint replaces anyway, while buffers, which a
-constructor may compute and a checkpoint need not hold, are real. Filling goes through torch's own
-`load_state_dict(assign=True)`, so that a module's hooks for older checkpoints work.
+Filling goes through torch's own `load_state_dict(assign=True)`, so that a module's hooks for older checkpoints work.
 
 Source: torch.nn.Module.load_state_dict; S-24 and S-25 of the reported cases.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
+from adapter.device.meta import like, while_filling
 from adapter.device.names import Difference, mismatch_error
 from adapter.device.tensors import as_bytes
-from adapter.errors import LoadError, MissingTensor, TensorMismatch
+from adapter.errors import MissingTensor, TensorMismatch
 
 if TYPE_CHECKING:
     import torch
 
-M = TypeVar("M", bound="torch.nn.Module")
-
 _logger = getLogger("adapter.weights")
-_filling = threading.local()
-"""Set in a thread that puts tensors into a module: what it assigns then must not become meta in an outer build."""
 _PLAIN_DEPTH = 4
 """How deep lists and dicts in a module's plain attributes are searched for tensors."""
 
@@ -41,45 +34,6 @@ class Stored:
     """Its name in the checkpoint; the model may know it by another."""
     shape: tuple[int, ...]
     """As torch has it."""
-
-
-def build(factory: Callable[[], M], *, on_meta: bool = True) -> M:
-    """The module that the factory makes.
-
-    Args:
-        factory: Makes the module; a module class will do.
-        on_meta: Parameters become meta tensors when they are registered, so that their initialisation costs nothing.
-
-    Raises:
-        LoadError: The factory is no factory, or did not return a module. What it raises itself passes through.
-    """
-    import torch
-
-    if isinstance(factory, torch.nn.Module):
-        raise LoadError(
-            f"a factory is wanted, not a {type(factory).__name__} that is built already: pass a function that makes "
-            f"it, such as `lambda: {type(factory).__name__}(...)`"
-        )
-    try:
-        if on_meta:
-            with _parameters_on_meta():
-                module = factory()
-        else:
-            module = factory()
-    except (RuntimeError, NotImplementedError) as error:
-        if on_meta and "meta" in str(error).lower():
-            error.add_note(
-                "The module is built with its parameters on the meta device (they have no values yet), and its "
-                "constructor uses their values. Compute from them after loading, or build it plainly: "
-                "`model = factory(); model.load_state_dict(dict(weights))`."
-            )
-        raise
-    if not isinstance(module, torch.nn.Module):
-        raise LoadError(
-            f"the factory returned {type(module).__name__} where a torch.nn.Module is wanted; take single tensors as "
-            "weights[name]"
-        )
-    return module
 
 
 def fill(
@@ -111,7 +65,7 @@ def fill(
     if not custom:
         _judge(found, strict=strict)
         _refuse_left_on_meta(module, except_for=slots)
-    with _while_filling():
+    with while_filling():
         values = {name: place(stored[name].file_name) for name in stored if name in slots or custom}
         finish()
         state = _state(slots, values, strict=strict)
@@ -143,66 +97,7 @@ def _judge(found: Difference, *, strict: bool) -> None:
     _logger.warning("loading what fits: %s", found.text())
 
 
-# -- building ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    from torch.nn.modules.module import register_module_parameter_registration_hook
-
-    thread = threading.get_ident()
-
-    def on_registration(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-        # the hook is called for every module of the process: only what this thread builds is meant
-        if threading.get_ident() == thread and not getattr(_filling, "depth", 0):
-            _make_meta(parameter, f"{type(module).__name__}.{name}")
-
-    handle = register_module_parameter_registration_hook(on_registration)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _make_meta(parameter: torch.nn.Parameter, name: str) -> None:
-    """Make the very object a meta parameter, so that whoever else holds it stays tied to it."""
-    import torch
-
-    plain = issubclass(type(parameter), torch.nn.Parameter) and parameter.layout == torch.strided
-    if not plain or parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
-        return
-    twin = _like(parameter, torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-    try:
-        torch.utils.swap_tensors(parameter, twin)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        # such a view would keep initial values for ever: wrong answers without a word
-        raise LoadError(
-            f"{name} is used elsewhere (a view or a weak reference) before it is registered, so it cannot be built "
-            "without values: register it first, or build the model plainly and call "
-            "`model.load_state_dict(dict(weights))`"
-        ) from error
-
-
-def _like(old: torch.Tensor, data: torch.Tensor, *, requires_grad: bool = False) -> torch.nn.Parameter:
-    """A parameter of the same class and with the same attributes around other data."""
-    import torch
-
-    kind = type(old) if issubclass(type(old), torch.nn.Parameter) else torch.nn.Parameter
-    new = cast("torch.nn.Parameter", torch.Tensor._make_subclass(kind, data, requires_grad))
-    new.__dict__.update(old.__dict__)
-    return new
-
-
 # -- filling ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _while_filling() -> Iterator[None]:
-    _filling.depth = getattr(_filling, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _filling.depth -= 1
 
 
 def _slots(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -295,7 +190,7 @@ def _state(
         for name in names:
             old = slots[name]
             if id(old) not in made:
-                made[id(old)] = _like(old, first) if isinstance(old, torch.nn.Parameter) else first
+                made[id(old)] = like(old, first) if isinstance(old, torch.nn.Parameter) else first
             state[name] = made[id(old)]
     return state
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from adapter.checkpoint.header import TensorInfo
 from adapter.checkpoint.index import parse_index
 from adapter.device.base import Device
-from adapter.device.modules import Stored, build, fill, move_the_rest
+from adapter.device.meta import build
+from adapter.device.modules import Stored, fill, move_the_rest
 from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape

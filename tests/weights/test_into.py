@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,6 +72,44 @@ def test_initialisation_in_place_costs_nothing(saved: Open) -> None:
     with pytest.raises(TensorMismatch, match=r"weight \[1, 2\] in the checkpoint, \[512, 1048576\] in the model"):
         saved({"weight": torch.zeros(1, 2)}).into(lambda: Wide(512))
     assert _peak_bytes() - before < 256 << 20
+
+
+def test_building_imports_nothing_for_values_that_are_not_there() -> None:
+    """Torch's Python code for meta tensors takes 1.5 to 3 s to import at the first `normal_`."""
+    code = """
+import sys, torch
+from torch import nn
+from adapter.device.meta import build
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([
+            nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 4), nn.LayerNorm(4), nn.LSTM(4, 4), nn.Conv2d(2, 2, 3),
+            nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.TransformerEncoderLayer(4, 2), nn.GroupNorm(1, 4),
+        ])
+        self.own = nn.Parameter(torch.empty(4, 4))
+        for name in ("normal_", "eye_", "orthogonal_", "trunc_normal_", "xavier_normal_", "kaiming_normal_", "ones_"):
+            getattr(nn.init, name)(self.own)
+        self.own.data.normal_().mul_(2).div_(3).erfinv_().clamp_(-1, 1).exponential_()
+        with torch.no_grad():
+            self.own[0].fill_(1)
+            torch.ones(4, 4, out=self.own)
+before = len(sys.modules)
+assert build(Model).own.is_meta
+print("sympy" in sys.modules, len(sys.modules) - before < 20)
+"""
+    said = subprocess.check_output([sys.executable, "-W", "ignore", "-c", code], text=True)
+    assert said.split() == ["False", "True"]
+
+
+def test_what_changes_a_shape_in_place_is_done(saved: Open) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(2, 3))
+            self.weight.data = self.weight.data.normal_().t_()
+
+    assert saved({"weight": torch.ones(3, 2)}).into(Turned).weight.shape == (3, 2)
 
 
 def _peak_bytes() -> int:
@@ -190,6 +230,11 @@ def test_a_factory_that_makes_no_module_is_refused(saved: Open, value: object) -
 def test_a_module_in_place_of_a_factory_is_refused_with_advice(saved: Open) -> None:
     with pytest.raises(LoadError, match=r"lambda: Linear\(\.\.\.\)"):
         saved({"weight": torch.zeros(1)}).into(nn.Linear(1, 1))
+
+
+def test_a_scripted_module_is_refused_with_advice(saved: Open) -> None:
+    with pytest.raises(LoadError, match="script or trace the module after it was filled"):
+        saved(nn.Linear(2, 2).state_dict()).into(lambda: torch.jit.script(nn.Linear(2, 2)))
 
 
 def test_what_the_factory_raises_passes_through(saved: Open) -> None:
