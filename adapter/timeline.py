@@ -45,7 +45,7 @@ class OpenSpan:
     __slots__ = ("fields",)
 
     def __init__(self, fields: dict[str, Value]) -> None:
-        self.fields = fields
+        self.fields: dict[str, Value] = fields
 
     def add(self, **fields: Value) -> None:
         """Facts to keep with the span."""
@@ -61,8 +61,8 @@ class Timeline:
     """
 
     def __init__(self, role: str, path: Path | None = None) -> None:
-        self.role = role
-        self.path = path
+        self.role: str = role
+        self.path: Path | None = path
         self._lock = threading.Lock()
         self._spans: list[Span] = []
 

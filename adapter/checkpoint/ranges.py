@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +123,7 @@ class IntervalSet:
             return NotImplemented
         return self._starts == other._starts and self._stops == other._stops
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # it grows
 
     def __repr__(self) -> str:
         return f"IntervalSet([{', '.join(map(str, self))}])"

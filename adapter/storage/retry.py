@@ -102,7 +102,7 @@ class RetryingSource:
         cancel: threading.Event | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        self.policy = policy or RetryPolicy()
+        self.policy: RetryPolicy = policy or RetryPolicy()
         self._source = source
         self._cancel = cancel or threading.Event()
         self._deadline_s = float("inf") if deadline_s is None else deadline_s

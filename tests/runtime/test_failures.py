@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from adapter import errors
 from tests.support.replicas import Answer, Replica, running_replica, until, write_module
-from tests.support.stores import Store, running_store
+from tests.support.scripted_store import error, scripted_store
+from tests.support.stores import CREDENTIALS, Store, running_store
 
 MODEL = """
     import torch
@@ -66,6 +67,17 @@ def test_weights_that_are_not_there(tmp_path: Path, store: Store) -> None:
     write_module(tmp_path, "model", MODEL.replace("/m/", "/absent/"))
     replica, code = fail("model:scale", tmp_path, store)
     check(replica, code, errors.ObjectNotFound, "models", "absent")
+
+
+def test_weights_that_may_not_be_read(tmp_path: Path) -> None:
+    write_module(tmp_path, "model", MODEL)
+    with scripted_store(lambda asked: error(403, "AccessDenied")) as closed:
+        environment = {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": closed.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+        with running_replica("model:scale", tmp_path, environment=environment) as replica:
+            code = replica.end(30)
+    check(replica, code, errors.AccessDenied, "models", "m/")
+    assert "secret-of-the-store" not in "\n".join(replica.raw)
+    assert nothing_published(tmp_path)
 
 
 def test_a_bad_header_names_file_and_rule_and_publishes_nothing(tmp_path: Path, store: Store) -> None:

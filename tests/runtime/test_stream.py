@@ -15,7 +15,7 @@ from adapter.errors import CacheError
 from adapter.streaming.journal import JournalReader
 from tests.support.checkpoints import MEBIBYTE, write_checkpoint
 from tests.support.replicas import Replica, running_replica, until, write_module
-from tests.support.stores import Store, running_store
+from tests.support.stores import running_store
 
 CRC = """
     import zlib
