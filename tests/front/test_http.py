@@ -298,3 +298,9 @@ def test_metrics_are_prometheus_text(front: FrontProcess) -> None:
         openmetrics = front.client.get("/metrics", headers={"Accept": "application/openmetrics-text"})
         assert openmetrics.text.endswith("# EOF\n")
         assert json.loads(front.client.get("/health/ready").text)["phase"] == "ready"
+
+
+def test_answers_are_sent_at_once(front: FrontProcess) -> None:
+    """Else head and body are two packets, and the second waits 40 ms for an acknowledgement that is delayed."""
+    assert front.client.get("/health/live").status_code == 200
+    assert front.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

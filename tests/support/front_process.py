@@ -30,15 +30,17 @@ class FrontProcess:
 
     def __init__(self, run_dir: Path, **settings: Any) -> None:
         self.run_dir = run_dir
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.port: int = self._listener.getsockname()[1]
+        self.listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)  # no protocol's number, as in most programs
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen()
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.port: int = self.listener.getsockname()[1]
         self.client = httpx.Client(base_url=self.url, timeout=20)
         """For any thread."""
         self._status_read, status_write = os.pipe()
         os.set_blocking(self._status_read, False)
         self._status = b""
-        descriptors = (self._listener.fileno(), status_write)
+        descriptors = (self.listener.fileno(), status_write)
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -61,7 +63,7 @@ class FrontProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._listener.close()
+        self.listener.close()
         os.close(self._status_read)
 
     def wait_status(self, event: str) -> dict[str, Any]:
