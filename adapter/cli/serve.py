@@ -16,7 +16,8 @@ from adapter.errors import AdapterError, ConfigurationError
 from adapter.init_report import init_report
 from adapter.logs import Log
 from adapter.runtime.roles import ReplicaSpec, write_whole
-from adapter.runtime.supervisor import RoleMains, Supervisor, remove_run_dir
+from adapter.runtime.run_dir import make_run_dir, remove_run_dir, run_dir_name, sweep_run_dirs
+from adapter.runtime.supervisor import RoleMains, Supervisor
 from adapter.settings import Settings
 from adapter.timeline import process_start_ns, read_spans
 
@@ -69,7 +70,8 @@ def serve(target: str, settings: Settings, environment: Mapping[str, str]) -> in
     sys.path.insert(0, os.getcwd())  # as `python -m` does: user code is found where the command is run
     started_ns = process_start_ns()
     listener = _listen(settings)
-    run_dir = _make_run_dir(settings)
+    sweep_run_dirs(settings.run_root)
+    run_dir, lock = _make_run_dir(settings)
     spec = ReplicaSpec(target, settings, run_dir, started_ns)
     host, port = listener.getsockname()[:2]
     Log("supervisor", settings.log_level).info(
@@ -79,6 +81,7 @@ def serve(target: str, settings: Settings, environment: Mapping[str, str]) -> in
         return Supervisor(spec, RoleMains(_fetcher, _front, _worker, _report), listener).run()
     finally:
         remove_run_dir(run_dir)
+        os.close(lock)
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -99,19 +102,18 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _make_run_dir(settings: Settings) -> Path:
-    run_dir = settings.run_root / f"coldstart-{os.getpid()}-{os.urandom(4).hex()}"
+def _make_run_dir(settings: Settings) -> tuple[Path, int]:
+    run_dir = settings.run_root / run_dir_name()
     if len(os.fsencode(run_dir / "front.sock")) > SOCKET_PATH_LIMIT_BYTES:
         raise ConfigurationError(
             f"the run directory {run_dir} is too long for a socket: set COLDSTART_RUN_ROOT to a shorter path"
         )
     try:
-        run_dir.mkdir(mode=0o700)
+        return run_dir, make_run_dir(run_dir)
     except OSError as error:
         raise ConfigurationError(
             f"cannot make the run directory {run_dir}: {error.strerror}. Set COLDSTART_RUN_ROOT to a writable one."
         ) from None
-    return run_dir
 
 
 def _fetcher(spec: ReplicaSpec, address: str | None) -> int:

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from adapter.errors import AdapterError, InitTimeout
 from adapter.lifecycle import Event, Phase, advance
@@ -345,12 +344,3 @@ _FORWARD: dict[Phase, Event] = {
 
 def _noted(number: int, frame: object) -> None:
     """Nothing: the wake-up descriptor carries the number to the loop."""
-
-
-def remove_run_dir(run_dir: Path) -> None:
-    """Remove a run directory and the files in it; what is not there is no error."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(run_dir):
-            with contextlib.suppress(OSError):
-                os.unlink(entry.path)
-        os.rmdir(run_dir)

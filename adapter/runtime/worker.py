@@ -20,6 +20,7 @@ from adapter.runtime.calls import Call, Interrupts, failed
 from adapter.runtime.codec import decode_event, encode_result
 from adapter.runtime.link import Frame
 from adapter.runtime.roles import ReplicaSpec, Role, write_json
+from adapter.runtime.user_output import carry_user_output
 from adapter.runtime.worker_link import WorkerLink
 from adapter.timeline import Timeline
 from adapter.warm_up.mode import user_mode
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 def main(spec: ReplicaSpec) -> int:
     """The role's life; the exit code: that of the error left in the role's error file."""
     log = Log("worker", spec.settings.log_level)
+    carry_user_output(log, spec.settings.log_level)
     timeline = Timeline("worker", spec.timeline)
     order = StartOrder(spec.target, spec.settings, spec.manifest, tuple(sys.path), timeline)
     intake = Intake()

@@ -166,3 +166,54 @@ def test_bad_input_is_refused_and_the_worker_goes_on(tmp_path: Path) -> None:
             assert (refused.status, refused.json()["error"]["code"]) == (500, "encode")
             assert refused.json()["error"]["fields"]["path"] == path
         assert replica.post({"a": "é"}).json() == {"a": "é"}
+
+
+def test_what_a_handler_prints_and_logs_is_seen_at_once(tmp_path: Path) -> None:
+    write_module(
+        tmp_path,
+        "talkative",
+        """
+        import sys
+        from adapter import coldstart_handler, InvocationContext
+        @coldstart_handler
+        def talk(event, context: InvocationContext):
+            print("printed", file=sys.stderr)
+            context.log.info("logged %s", event)
+            return 1
+        """,
+    )
+    with running_replica("talkative:talk", tmp_path) as replica:
+        replica.wait_ready()
+        replica.post("that", headers={"X-Request-Id": "r7"})
+        line = replica.wait_log("handler.log")
+        assert (line["message"], line["request_id"], line["level"]) == ("logged that", "r7", "info")
+        until(lambda: "printed" in replica.raw)
+
+
+def test_the_run_directory_of_a_killed_replica_goes_with_the_next_start(tmp_path: Path) -> None:
+    write_module(tmp_path, "plain", PLAIN)
+    (tmp_path / "run").mkdir()
+    environment = {"COLDSTART_RUN_ROOT": str(tmp_path / "run")}
+    with running_replica("plain:plain", tmp_path, environment=environment) as killed:
+        killed.wait_ready()
+        left = killed.run_dir
+        killed.process.kill()
+        killed.process.wait()
+        assert left.exists()
+    with running_replica("plain:plain", tmp_path, environment=environment) as one:
+        one.wait_ready()
+        assert not left.exists()
+        with running_replica("plain:plain", tmp_path, environment=environment) as other:
+            other.wait_ready()
+            assert one.run_dir.exists()  # it lives
+            other.process.terminate()
+            assert other.end() == 0
+        assert list((tmp_path / "run").iterdir()) == [one.run_dir]
+
+
+PLAIN = """
+    from adapter import coldstart_handler
+    @coldstart_handler
+    def plain(event):
+        return event
+"""
