@@ -212,7 +212,14 @@ class Preparation:
         if filling.adopt(names) and not self._sound_part(filling):
             filling.drop()
         if filling.names is None:
-            filling.create(names)
+            try:
+                filling.create(names)
+            except FileNotFoundError:
+                # only where locks lie: another took it for a dead holder's, filled it and published it
+                if not slot.trusted():
+                    raise
+                filling.release()
+                return False
         slot.clean(keep=filling.names)
         return True
 
@@ -259,7 +266,9 @@ class Preparation:
     def _previous_names(self, filling: Filling) -> PartNames | None:
         previous = self._options.previous
         entry = previous.find(filling.name) if previous is not None else None
-        return PartNames(entry.partial, entry.journal) if entry is not None else None
+        if entry is None or entry.partial.parent != filling.slot.directory:
+            return None
+        return PartNames(entry.partial, entry.journal)
 
     def _cancelled(self) -> AdapterError | None:
         return InvocationCancelled("the stream was cancelled") if self._cancel.is_set() else None

@@ -15,6 +15,10 @@ from adapter.errors import CacheError, NoSpace
 _TMPFS_MAGIC = 0x01021994
 _RAMFS_MAGIC = 0x858458F6
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What filesystems without hard links answer."""
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -31,22 +35,20 @@ class PartFile:
 
     @classmethod
     def create(cls, path: Path, size_bytes: int) -> Self:
-        """A new file of that size with nothing in it; appears under its name with its final size.
+        """A new file of that size with nothing in it; appears with its final size, under a name nobody else uses.
 
         Raises:
             NoSpace: The disk has less room than that.
-            FileExistsError: The name is taken.
         """
         temporary = path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
         descriptor = os.open(temporary, _WRITING | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             allocate(descriptor, size_bytes, path)
-            os.link(temporary, path)
+            os.rename(temporary, path)
         except BaseException:
             os.close(descriptor)
-            raise
-        finally:
             temporary.unlink(missing_ok=True)
+            raise
         return cls(path, size_bytes, descriptor)
 
     @classmethod
@@ -107,6 +109,11 @@ class PartFile:
         except FileExistsError:
             if not self.is_at(path):
                 return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not rename_to_new(self.path, path):
+                return self.is_at(path)
         # after the link: a holder that dies between the two must leave a file that the next one can open for writing
         os.fchmod(self._descriptor, 0o444)
         return True
@@ -143,6 +150,21 @@ def allocate(descriptor: int, size_bytes: int, path: Path) -> None:
         if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number), str(path))
     os.ftruncate(descriptor, size_bytes)
+
+
+def rename_to_new(source: Path, target: Path) -> bool:
+    """Rename a file unless the new name is taken; False when it is. Source: renameat2(2).
+
+    Raises:
+        OSError: The filesystem cannot do that either.
+    """
+    call = ctypes.CDLL(None, use_errno=True).renameat2
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number == errno.EEXIST:
+        return False
+    raise OSError(number, os.strerror(number), str(target))
 
 
 def free_bytes(directory: Path) -> int:

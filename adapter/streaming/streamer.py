@@ -182,6 +182,9 @@ class Streamer:
         """Until everything is published: look at failures, time, and what other fetchers do."""
         tried_s = told_s = time.monotonic()
         while True:
+            seen = self._work.ended
+            if self._cancel.is_set():
+                raise InvocationCancelled("the stream was cancelled")
             if self._work.error is not None:
                 raise self._work.error
             waiting = [filling for filling in self._fillings if filling.hold is not Hold.DONE]
@@ -200,11 +203,9 @@ class Streamer:
                 self.timeline.mark(
                     "lease.wait", "network", file=first.name, bytes=first.done_bytes, of=first.size_bytes
                 )
-            self._work.wait(_FOLLOW_S if followed else _LEASE_S)
+            self._work.wait(seen, _FOLLOW_S if followed else _LEASE_S)
 
     def _check_time(self, waiting: list[Filling]) -> None:
-        if self._cancel.is_set():
-            raise InvocationCancelled("the stream was cancelled")
         deadline = self.options.deadline
         if deadline is None or not deadline.passed:
             return
@@ -293,8 +294,17 @@ class Streamer:
         with self._lock:
             first = filling not in self._sequential
             self._sequential.add(filling)
-        if first:
-            self._read(filling, filling.whole, buffer)
+        if not first:
+            return
+        for left in reversed(range(self.options.retry.attempts)):
+            try:
+                self._read(filling, filling.whole, buffer)
+            except WrongRange as error:
+                # it broke, and the rest could not be had alone: all of it again
+                if not error.fields.get("ignores_range") or not left:
+                    raise
+            else:
+                return
 
     def _read(self, filling: Filling, gap: ByteRange, buffer: memoryview) -> None:
         identity = filling.slot.identity

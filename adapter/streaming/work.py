@@ -31,6 +31,7 @@ class Work:
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
         self._idle = 0
+        self._ended = 0
         self._closed = False
         self._error: BaseException | None = None
 
@@ -52,10 +53,16 @@ class Work:
                 thread.start()
             self._changed.notify()
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when a task ended, or after so long."""
+    @property
+    def ended(self) -> int:
+        """How many tasks have ended."""
+        return self._ended
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """Return when more tasks than `seen` have ended, or something failed, or after so long."""
         with self._changed:
-            self._changed.wait(timeout_s)
+            if self._ended == seen and self._error is None:
+                self._changed.wait(timeout_s)
 
     def fail(self, error: BaseException) -> None:
         """End everything with this error, unless another came first."""
@@ -94,4 +101,5 @@ class Work:
                 self.fail(error)
                 return
             with self._changed:
+                self._ended += 1
                 self._changed.notify_all()

@@ -11,7 +11,7 @@ import pytest
 
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, NoSpace
-from adapter.streaming.shard_file import PartFile, free_bytes
+from adapter.streaming.shard_file import PartFile, free_bytes, rename_to_new
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -73,6 +73,17 @@ def test_publishing_never_replaces(tmp_path: Path) -> None:
     inode = (tmp_path / "m").stat().st_ino
     assert not second.publish(tmp_path / "m")
     assert (tmp_path / "m").stat().st_ino == inode
+
+
+def test_without_hard_links_a_rename_publishes_and_never_replaces(tmp_path: Path) -> None:
+    """D5"""
+    for number in (1, 2):
+        (tmp_path / f"m.part-{number}").write_text(str(number))
+    assert rename_to_new(tmp_path / "m.part-1", tmp_path / "m")
+    assert not rename_to_new(tmp_path / "m.part-2", tmp_path / "m")
+    assert (tmp_path / "m").read_text() == "1"
+    with pytest.raises(FileNotFoundError):
+        rename_to_new(tmp_path / "gone", tmp_path / "n")
 
 
 def test_a_file_of_another_size_or_kind_is_not_adopted(tmp_path: Path) -> None:
