@@ -288,3 +288,29 @@ def test_an_async_handlers_invocations_overlap_and_are_cancelled(tmp_path: Path)
         for thread in threads:
             thread.join(10)
         assert [(answer.status, answer.json()) for answer in answers] == [(200, 4)] * 4
+
+
+def test_a_handler_that_ignores_its_end_is_replaced(tmp_path: Path) -> None:
+    write_module(
+        tmp_path,
+        "stubborn",
+        """
+        import os, time
+        from adapter import coldstart_handler
+        @coldstart_handler
+        def stubborn(event):
+            while event == "stay":
+                try:
+                    time.sleep(60)
+                except BaseException:
+                    pass
+            return os.getpid()
+        """,
+    )
+    with running_replica("stubborn:stubborn", tmp_path) as replica:
+        replica.wait_ready()
+        first = replica.post("pid").json()
+        answer = replica.post("stay", headers={"X-Coldstart-Timeout-S": "0.2"}, timeout_s=5)
+        assert answer.status == 504
+        assert replica.post("pid", timeout_s=20).json() != first
+        assert replica.logged("worker.unresponsive")
