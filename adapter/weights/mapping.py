@@ -12,20 +12,18 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from adapter.checkpoint.header import TensorInfo
-from adapter.checkpoint.index import parse_index
 from adapter.device.base import Device
 from adapter.device.meta import build
 from adapter.device.modules import Stored, fill, move_the_rest
 from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape
-from adapter.errors import CheckpointError, DeviceError, MissingTensor, ObjectNotFound, WeightIndexError
+from adapter.errors import CacheError, CheckpointError, DeviceError, MissingTensor, ObjectNotFound
 from adapter.storage.sources import open_source
 from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
@@ -34,14 +32,12 @@ from adapter.streaming.streamer import Streamer
 from adapter.streaming.waiting import Deadline, Failure
 from adapter.timeline import Timeline
 from adapter.weights.in_process import InProcessStream
-from adapter.weights.objects import CheckpointObject, Waiting
+from adapter.weights.objects import CheckpointObject, Waiting, find_places
 
 if TYPE_CHECKING:
     import torch
 
 M = TypeVar("M", bound="torch.nn.Module")
-
-_logger = getLogger("adapter.weights")
 
 
 class TensorNotFound(MissingTensor, KeyError):
@@ -65,11 +61,18 @@ class Weights(Mapping[str, "torch.Tensor"]):
     gives back files; tensors and modules stay good.
     """
 
-    def __init__(self, manifest: StreamManifest, waiting: Waiting | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        manifest: StreamManifest,
+        waiting: Waiting | None = None,
+        device: str = "cpu",
+        pool: DevicePool | None = None,
+    ) -> None:
         self.address = manifest.address
         self._manifest = manifest
         self._waiting = waiting or Waiting()
         self._timeline = self._waiting.timeline
+        self._pool = pool or DevicePool.instance()
         self._device_name = device
         self._lock = threading.Lock()
         self._owned = ExitStack()
@@ -130,6 +133,15 @@ class Weights(Mapping[str, "torch.Tensor"]):
             weights = cls(manifest, Waiting(stream.failure, None, streamer.timeline), device)
             weights._owned.push(opened.pop_all())
         return weights
+
+    @property
+    def device(self) -> str:
+        """Name of the device that tensors go to (`cpu`, `cuda:0`); asking does not initialise it.
+
+        Raises:
+            DeviceUnavailable: There is no such device.
+        """
+        return self._pool.resolve(self._device_name)
 
     # -- tensors ------------------------------------------------------------------------------------------------------
 
@@ -295,19 +307,22 @@ class Weights(Mapping[str, "torch.Tensor"]):
         these weights are closed.
 
         Raises:
+            CacheError: Two names exclude each other (`a` and `a/b`), or the temporary directory cannot be written.
             AdapterError, InitTimeout: The stream failed, or took too long.
         """
         targets = {name: each.sealed() for name, each in self._objects.items()}
         with self._lock:
             if self._directory is None:
-                made = tempfile.TemporaryDirectory(prefix="coldstart-weights-")
-                self._owned.callback(made.cleanup)
-                root = Path(made.name)
-                for name, target in targets.items():
-                    link = root / name
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    link.symlink_to(target)
-                self._directory = root
+                try:
+                    made = tempfile.TemporaryDirectory(prefix="coldstart-weights-")
+                    self._owned.callback(made.cleanup)
+                    for name, target in targets.items():
+                        link = Path(made.name, name)
+                        link.parent.mkdir(parents=True, exist_ok=True)
+                        link.symlink_to(target)
+                except OSError as error:
+                    raise CacheError(f"the files of {self.address} cannot be laid out: {error}") from error
+                self._directory = Path(made.name)
             return self._directory
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -338,7 +353,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         # kept, since counting GPUs for each tensor costs more than the tensor; the device itself notices a fork
         wanted = name or self._device_name
         if wanted not in self._devices:
-            self._devices[wanted] = DevicePool.instance().acquire(wanted, timeline=self._timeline)
+            self._devices[wanted] = self._pool.acquire(wanted, timeline=self._timeline)
         return self._devices[wanted]
 
     def _place(self, name: str, device: Device) -> torch.Tensor:
@@ -364,26 +379,9 @@ class Weights(Mapping[str, "torch.Tensor"]):
         """Tensor → shard, in file order. Headers arrive before the bulk of any shard: waiting for all costs little."""
         with self._lock:
             if self._places is None:
-                self._places = self._find_places()
+                index = next((each for each in self._objects.values() if each.entry.kind == "index"), None)
+                self._places = find_places(self._shards, index)
             return self._places
-
-    def _find_places(self) -> dict[str, CheckpointObject]:
-        index_file = next((each for each in self._objects.values() if each.entry.kind == "index"), None)
-        index = parse_index(index_file.content(), file=index_file.entry.name) if index_file else None
-        places: dict[str, CheckpointObject] = {}
-        total_bytes = 0
-        for shard in self._shards:
-            for name, info in shard.header().tensors.items():
-                total_bytes += info.length_bytes
-                other = places.setdefault(name, shard)
-                if other is not shard:
-                    raise WeightIndexError(
-                        f"tensor {name!r} is in {other.entry.name} and in {shard.entry.name}", tensor=name
-                    )
-        note = index.total_size_note(total_bytes) if index else None
-        if note:
-            _logger.warning("%s: %s", self.address, note)
-        return places
 
     def _object(self, name: str) -> CheckpointObject:
         if name not in self._objects:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from logging import getLogger
 from pathlib import Path
 
 from adapter.checkpoint.header import Header, TensorInfo
+from adapter.checkpoint.index import parse_index
 from adapter.checkpoint.ranges import ByteRange
 from adapter.device.tensors import MappedShard, check_dtypes
+from adapter.errors import WeightIndexError
 from adapter.streaming.manifest import ObjectEntry
 from adapter.streaming.reader import ObjectReader
 from adapter.streaming.waiting import Deadline, Failure, wait_for
 from adapter.timeline import Timeline
 
 _WAIT_WORTH_A_SPAN_S = 0.001
+_logger = getLogger("adapter.weights")
 _SEAL_S = 60.0
 """A complete file gets its final name at once; one that has none for so long lost its fetcher."""
 
@@ -44,7 +49,9 @@ class CheckpointObject:
         self._waiting = waiting
         self._owned = owned
         self._lock = threading.Lock()
-        self._reader = ObjectReader(entry, waiting.failure, waiting.deadline)
+        # who streams enforces the limit on headers, and fails before a larger one is complete
+        limit_bytes = entry.size_bytes
+        self._reader = ObjectReader(entry, waiting.failure, waiting.deadline, header_limit_bytes=limit_bytes)
         self._header: Header | None = None
         self._shard: MappedShard | None = None
         owned.callback(self._reader.close)
@@ -89,3 +96,28 @@ class CheckpointObject:
             deadline=self._waiting.deadline or Deadline.after(_SEAL_S),
         )
         return path
+
+
+def find_places(shards: Iterable[CheckpointObject], index_file: CheckpointObject | None) -> dict[str, CheckpointObject]:
+    """Tensor → shard, in file order; waits for headers and the index.
+
+    Raises:
+        WeightIndexError: The index is malformed, or two shards hold a tensor of one name.
+        NotSafetensors, HeaderError, UnsupportedDtype: A shard's header cannot be used.
+        AdapterError, InitTimeout: The stream failed, or took too long.
+    """
+    places: dict[str, CheckpointObject] = {}
+    total_bytes = 0
+    for shard in shards:
+        for name, info in shard.header().tensors.items():
+            total_bytes += info.length_bytes
+            other = places.setdefault(name, shard)
+            if other is not shard:
+                raise WeightIndexError(
+                    f"tensor {name!r} is in {other.entry.name} and in {shard.entry.name}", tensor=name
+                )
+    if index_file is not None:
+        note = parse_index(index_file.content(), file=index_file.entry.name).total_size_note(total_bytes)
+        if note:
+            _logger.warning("%s: %s", index_file.entry.name, note)
+    return places
