@@ -17,18 +17,12 @@ Answer headers: `X-Request-Id`, `X-Coldstart` (what the invocation met: `cold`, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import re
-import socket
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import uvicorn
-import uvicorn.lifespan.off
-import uvicorn.protocols.http.httptools_impl
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -50,6 +44,7 @@ from adapter.errors import (
     ResponseTooLarge,
     WorkerDied,
 )
+from adapter.platforms.http_server import Server
 from adapter.platforms.http_streaming import NDJSON, SSE, Headers, send_stream
 from adapter.runtime.front import Services
 from adapter.runtime.invocation import Invocation, Outcome
@@ -57,13 +52,7 @@ from adapter.runtime.queue import Dispatcher
 
 EVENT_LIMIT_BYTES = 32 << 20
 """Largest event that is taken: the limit of Cloud Run; RunPod's load balancer allows 30 MB, others less."""
-KEEP_ALIVE_S = 65
-"""Longer than the 60 s after which common load balancers drop idle connections: they must be the first to do so."""
-CLOSING_S = 1
-"""How long connections may take to close when no answer is on its way any more."""
 RETRY_AFTER_S = 1
-_FLUSH_POLL_S = 0.01
-
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _STATUS: dict[type[AdapterError], int] = {
     InvalidEvent: 400,
@@ -89,10 +78,9 @@ class HttpPlatform:
         Until then new callers are answered (as draining), rather than left waiting in the listener's backlog.
         """
         assert services.listener is not None, "an HTTP server needs a listener"
-        _send_at_once(services.listener)
         answers = Answers()
-        server = _Server(_config(http_app(services, answers)), services.listening)
-        serving = asyncio.create_task(server.serve(sockets=[services.listener]))
+        server = Server(http_app(services, answers), services.listening)
+        serving = asyncio.create_task(server.serve_on(services.listener))
         closing = asyncio.create_task(services.closing.wait())
         try:
             await asyncio.wait((serving, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -107,62 +95,6 @@ class HttpPlatform:
             raise
         finally:
             closing.cancel()
-
-
-def _send_at_once(listener: socket.socket) -> None:
-    """Turn Nagle's algorithm off for all connections to come: they inherit it from the listener.
-
-    asyncio does so only for sockets that were made with the protocol's number. Without it, head and body of an answer
-    are two packets, of which the second waits for the caller's delayed acknowledgement: 40 ms.
-    """
-    if listener.family in (socket.AF_INET, socket.AF_INET6):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        interface="asgi3",
-        proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSING_S,
-        workers=1,  # said, so that uvicorn looks for neither in the environment
-        forwarded_allow_ips="",
-    )
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_listening = on_listening
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the role's business: it drains first
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self._on_listening()
-
-    async def flushed(self) -> None:
-        # an answer that is sent, for ASGI, may still be megabytes in the transport's buffer
-        while self._unsent():  # noqa: ASYNC110 (a transport tells nobody when its buffer is empty)
-            await asyncio.sleep(_FLUSH_POLL_S)
-
-    def _unsent(self) -> int:
-        return sum(connection.transport.get_write_buffer_size() for connection in self.server_state.connections)
-
-    def drop_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
 
 class Answers:
@@ -360,11 +292,10 @@ def _answer_headers(invocation: Invocation, arrived_s: float) -> Headers:
     if invocation.init_s is not None:
         timing += f", init;dur={invocation.init_s * 1000:.3f}"
     timing += f", total;dur={(time.monotonic() - arrived_s) * 1000:.3f}"
-    return [
-        (b"x-request-id", invocation.request_id.encode("ascii")),
-        (b"x-coldstart", invocation.start.encode("ascii")),
-        (b"server-timing", timing.encode("ascii")),
-    ]
+    headers = [(b"x-request-id", invocation.request_id.encode("ascii")), (b"server-timing", timing.encode("ascii"))]
+    if invocation.start is not None:  # it has met a worker
+        headers.append((b"x-coldstart", invocation.start.encode("ascii")))
+    return headers
 
 
 async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:

@@ -72,7 +72,7 @@ class Invocation:
         self.ended_s: float | None = None
         self.handler_s: float | None = None
         self.init_s: float | None = None
-        self.start: StartKind = "warm"
+        self.start: StartKind | None = None
         self.finished = False
         self.backlog_bytes = 0
         self.timer: asyncio.TimerHandle | None = None

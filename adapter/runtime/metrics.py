@@ -74,7 +74,7 @@ class Metrics:
 
     def finished(self, invocation: Invocation, outcome: Outcome) -> None:
         """An invocation has its last outcome."""
-        self._count("ok" if outcome.error is None else outcome.error.code, invocation.start)
+        self._count("ok" if outcome.error is None else outcome.error.code, invocation.start or "none")
         self._queue.observe(invocation.queue_s)
         if invocation.handler_s is not None:
             self._handler.observe(invocation.handler_s)

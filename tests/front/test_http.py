@@ -216,6 +216,7 @@ def test_the_callers_patience_counts_from_arrival(front: FrontProcess) -> None:
     answer = front.client.post("/", content=b"1", headers={"X-Coldstart-Timeout-S": "0.05"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "invocation.timeout")
     assert "waited for the worker" in answer.json()["error"]["message"]
+    assert "x-coldstart" not in answer.headers
     for wrong in ("-1", "nan", "inf", "soon"):
         answer = front.client.post("/", content=b"1", headers={"X-Coldstart-Timeout-S": wrong})
         assert answer.status_code == 400
