@@ -6,7 +6,8 @@ import pytest
 
 from adapter.errors import ObjectNotFound
 from adapter.init_report import InitReport, init_report
-from adapter.report.waterfall import ASCII, plain, si, waterfall
+from adapter.report.rows import si
+from adapter.report.waterfall import ASCII, plain, waterfall
 from adapter.timeline import Span, Value
 
 MS = 1_000_000
