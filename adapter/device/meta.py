@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from adapter.errors import LoadError
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="torch.nn.Module")
 
-_filling = threading.local()
-"""Set in a thread that puts tensors into a module: what it assigns then must not become meta in an outer build."""
+_thread = threading.local()
+"""`on_meta`: whether parameters that this thread registers become meta tensors."""
 _MORE_THAN_VALUES = frozenset(
     (
         *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_"),
@@ -48,10 +49,12 @@ def build(factory: Callable[[], M], *, on_meta: bool = True) -> M:
         )
     try:
         if on_meta:
-            with _parameters_on_meta(), _initialisation_skipped():
+            _install()
+            with _registering(on_meta=True), _initialisation_skipped():
                 module = factory()
         else:
-            module = factory()
+            with _registering(on_meta=False):
+                module = factory()
     except (RuntimeError, NotImplementedError) as error:
         if on_meta and "meta" in str(error).lower():
             error.add_note(
@@ -73,14 +76,9 @@ def build(factory: Callable[[], M], *, on_meta: bool = True) -> M:
     return module
 
 
-@contextmanager
-def while_filling() -> Iterator[None]:
+def while_filling() -> AbstractContextManager[None]:
     """What this thread assigns in here stays real, also inside a factory that is being built."""
-    _filling.depth = getattr(_filling, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _filling.depth -= 1
+    return _registering(on_meta=False)
 
 
 def like(old: torch.Tensor, data: torch.Tensor, *, requires_grad: bool = False) -> torch.nn.Parameter:
@@ -94,21 +92,29 @@ def like(old: torch.Tensor, data: torch.Tensor, *, requires_grad: bool = False) 
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    from torch.nn.modules.module import register_module_parameter_registration_hook
-
-    thread = threading.get_ident()
-
-    def on_registration(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-        # the hook is called for every module of the process: only what this thread builds is meant
-        if threading.get_ident() == thread and not getattr(_filling, "depth", 0):
-            _make_meta(parameter, f"{type(module).__name__}.{name}")
-
-    handle = register_module_parameter_registration_hook(on_registration)
+def _registering(*, on_meta: bool) -> Iterator[None]:
+    before = getattr(_thread, "on_meta", False)
+    _thread.on_meta = on_meta
     try:
         yield
     finally:
-        handle.remove()
+        _thread.on_meta = before
+
+
+@cache
+def _install() -> None:
+    """Have torch tell of every parameter that is registered in this process, from now on.
+
+    Once and for good: torch walks its hooks without a lock, and one that came and went would break that walk in a
+    thread which builds a module at the same time.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    def on_registration(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+        if getattr(_thread, "on_meta", False):
+            _make_meta(parameter, f"{type(module).__name__}.{name}")
+
+    register_module_parameter_registration_hook(on_registration)
 
 
 @contextmanager

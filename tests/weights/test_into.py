@@ -261,6 +261,27 @@ def test_only_the_building_threads_modules_have_no_values(saved: Open) -> None:
     assert elsewhere == [False]
 
 
+def test_modules_are_built_in_many_threads_at_once(saved: Open) -> None:
+    twin = nested()
+    weights = saved(twin.state_dict())
+    failed: list[BaseException] = []
+
+    def use(make: Callable[[], nn.Module]) -> None:
+        try:
+            for _ in range(10):
+                assert not any(parameter.is_meta for parameter in make().parameters())
+        except BaseException as error:
+            failed.append(error)
+
+    makers = [nested, lambda: weights.into(nested)] * 3
+    threads = [threading.Thread(target=use, args=(make,)) for make in makers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
 def test_a_module_that_was_filled_inside_a_factory_keeps_its_values(saved: Open) -> None:
     inner = saved({"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
     outer = saved({"head": torch.ones(1), "body.weight": torch.zeros(2, 2), "body.bias": torch.zeros(2)})
