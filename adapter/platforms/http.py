@@ -101,7 +101,7 @@ class Answers:
     """How many answers are on their way to callers."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._none = asyncio.Event()
         self._none.set()
 

@@ -65,16 +65,16 @@ class Invocation:
         cancel: Callable[[Invocation, CancelReason], None],
         on_read: Callable[[Invocation], None],
     ) -> None:
-        self.request_id = request_id
-        self.event = event
-        self.submitted_s = submitted_s
+        self.request_id: str = request_id
+        self.event: bytes = event
+        self.submitted_s: float = submitted_s
         self.started_s: float | None = None
         self.ended_s: float | None = None
         self.handler_s: float | None = None
         self.init_s: float | None = None
         self.start: StartKind | None = None
-        self.finished = False
-        self.backlog_bytes = 0
+        self.finished: bool = False
+        self.backlog_bytes: int = 0
         self.timer: asyncio.TimerHandle | None = None
         self._cancel = cancel
         self._on_read = on_read

@@ -26,8 +26,8 @@ class Histogram:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS_S) + 1)
-        self.total = 0.0
+        self.counts: list[int] = [0] * (len(BUCKETS_S) + 1)
+        self.total: float = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value."""

@@ -92,7 +92,7 @@ class Dispatcher:
         self._open = 0
         self._idle = asyncio.Event()
         self._failure: AdapterError | None = None
-        self.phase = Phase.COLD
+        self.phase: Phase = Phase.COLD
         self.detail: Mapping[str, Any] = {}
         metrics.watch(queue_length=lambda: len(self._waiting), running=lambda: len(self._running), phase=self._phase)
 

@@ -68,7 +68,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         device: str = "cpu",
         pool: DevicePool | None = None,
     ) -> None:
-        self.address = manifest.address
+        self.address: str = manifest.address
         self._manifest = manifest
         self._waiting = waiting or Waiting()
         self._timeline = self._waiting.timeline
