@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": Command("adapter.cli.serve", "start a replica of a handler and serve it over HTTP"),
     "store": Command("adapter.cli.store", "serve a directory as an object store, for laptops and tests"),
     "report": Command("adapter.cli.report", "show where a start's time went"),
+    "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),
 }
 
 INTERRUPTED = 130
