@@ -33,6 +33,8 @@ from adapter.streaming.reader import open_sized
 STRANGER_S = 60.0
 """A filling file of another boot or another size is removed when nothing was added to it for so long: until then it
 may belong to a live holder that a lying lock did not show, on another machine with the same network filesystem."""
+TEMPORARY_S = 5.0
+"""The same for a file that did not get its name yet, which takes milliseconds."""
 
 _RECORD_NAME = "record.json"
 _LEASE_NAME = "lease"
@@ -285,7 +287,7 @@ class Slot:
                 if each.name in kept or not _is_leftover(each.name, self.basename):
                     continue
                 try:
-                    if now_s - self._changed_s(each) > STRANGER_S:
+                    if now_s - self._changed_s(each) > (TEMPORARY_S if ".tmp-" in each.name else STRANGER_S):
                         os.unlink(each.path)
                 except FileNotFoundError:
                     continue

@@ -150,11 +150,6 @@ class Filling:
         self.hold = Hold.OURS
         self.progressed_s = time.monotonic()
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Disk room it has already."""
-        return self._part.allocated_bytes if self._part is not None else 0
-
     def _open(self, names: PartNames) -> None:
         reader = JournalReader(names.journal)
         part = writer = None
@@ -228,6 +223,7 @@ class Filling:
                     raise CacheError(f"{path} was removed while it was being filled", path=path) from None
             self._drop_names()
             self.hold = Hold.DONE
+        self.slot.clean()
         self.release()
         return True
 
@@ -278,11 +274,6 @@ class Filling:
             if self._fresh or self._lease is not None:
                 self._drop_names()
         self.release()
-
-    def discard_fresh(self) -> None:
-        """Remove it if this process made it."""
-        if self._fresh:
-            self.discard()
 
     def release(self) -> None:
         """Let another fill it."""

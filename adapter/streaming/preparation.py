@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,11 @@ from adapter.streaming.selection import FILE_LIMIT_BYTES, WELL_KNOWN, Wanted, se
 from adapter.streaming.shard_file import free_bytes, no_space
 from adapter.streaming.waiting import wait_for
 from adapter.timeline import Timeline
+
+_DESCRIPTORS = 4
+"""Files held open for one object: lease, filling file, journal for reading and for writing."""
+_OTHER_DESCRIPTORS = 256
+"""Connections, logs, whatever else the process has open."""
 
 
 class Preparation:
@@ -83,6 +89,7 @@ class Preparation:
         else:
             wanted = list(self._select(order_hint, fetch))
         self._check_space(wanted)
+        _allow_descriptors(len(wanted) * _DESCRIPTORS + _OTHER_DESCRIPTORS)
         for each in wanted:
             if each.info.key not in self.fillings:
                 self._begin(each.info, each.kind)
@@ -191,6 +198,8 @@ class Preparation:
     def _claim(self, filling: Filling, names: PartNames | None, begun_s: float) -> bool:
         """Take it from the cache, fill it, or follow who does; False when that cannot be told yet."""
         slot = filling.slot
+        # looked at before its record is: a record is written first, so a file without one is really without proof
+        there = os.path.lexists(slot.published)
         if not filling.take():
             if self._usable(filling):
                 filling.done_before()
@@ -207,7 +216,7 @@ class Preparation:
                 filling.release()
                 filling.done_before()
                 return True
-        else:
+        elif there:
             slot.drop_published()
         if filling.adopt(names) and not self._sound_part(filling):
             filling.drop()
@@ -272,3 +281,11 @@ class Preparation:
 
     def _cancelled(self) -> AdapterError | None:
         return InvocationCancelled("the stream was cancelled") if self._cancel.is_set() else None
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raise the soft limit on open files, as far as it may be: the usual 1024 are few for a hundred shards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -18,6 +18,7 @@ from typing import Self
 
 from adapter.checkpoint.ranges import ByteRange, split
 from adapter.errors import (
+    AdapterError,
     CacheError,
     CheckpointError,
     InitTimeout,
@@ -110,7 +111,8 @@ class Streamer:
         """
         with self.timeline.span("weights.stream", "network") as span:
             try:
-                for order, filling in enumerate(self._fillings):
+                # small files first also in this loop: a thread takes the first task while the next is still put
+                for order, filling in sorted(enumerate(self._fillings), key=lambda each: each[1].kind == "shard"):
                     if filling.hold is Hold.OURS:
                         self._enqueue(order, filling)
                 self._watch()
@@ -234,11 +236,11 @@ class Streamer:
 
     def _give_up(self, error: BaseException) -> None:
         """Leave what is worth resuming; give back the room that a full disk needs, drop what is no checkpoint."""
-        useless = isinstance(error, NoSpace | CheckpointError | ObjectChanged)
         for filling in self._preparation.fillings.values():
             if filling.hold is Hold.DONE:
                 continue
-            if useless:
+            gone = isinstance(error, ObjectChanged) and _is_about(error, filling.name)
+            if gone or isinstance(error, NoSpace | CheckpointError):
                 filling.discard()
             filling.release()
 
@@ -308,8 +310,9 @@ class Streamer:
 
     def _read(self, filling: Filling, gap: ByteRange, buffer: memoryview) -> None:
         identity = filling.slot.identity
-        if not self._sent_first:
-            self._sent_first = True
+        with self._lock:
+            first, self._sent_first = not self._sent_first, True
+        if first:
             self.timeline.mark("storage.first_range", "network", key=filling.name)
         position = gap.start
         with closing(
@@ -321,7 +324,8 @@ class Streamer:
                         f"{filling.name} has {answer.info.size_bytes} bytes now, not {identity.size_bytes} as listed",
                         key=filling.name,
                     )
-                filling.write(position, buffer[: answer.length_bytes])
+                if answer.length_bytes:
+                    filling.write(position, buffer[: answer.length_bytes])
                 position += answer.length_bytes
                 with self._lock:
                     self._fetched_bytes += answer.length_bytes
@@ -333,6 +337,12 @@ class Streamer:
                 key=filling.name,
                 range=str(gap),
             )
+
+
+def _is_about(error: AdapterError, name: str) -> bool:
+    """Whether an error of the store concerns that object, named with or without the address's prefix."""
+    key = error.fields.get("key")
+    return not isinstance(key, str) or key == name or key.endswith(f"/{name}")
 
 
 def _cache_error(error: OSError) -> CacheError:

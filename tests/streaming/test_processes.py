@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -233,6 +234,20 @@ def test_kill_9_again_and_again_ends_with_the_right_bytes(tmp_path: Path, slow: 
     final = child.result(child.start(ADDRESS, tmp_path / "cache", tmp_path / "w.json", env=slow.environment))
     assert final["from_cache_bytes"] == done
     assert read_model(tmp_path / "w.json") == MODEL
+
+
+def test_many_shards_do_not_end_at_the_usual_limit_of_open_files(tmp_path: Path) -> None:
+    objects = sharded(80, 4096)
+    (tmp_path / "m").mkdir()
+    for name, content in objects.items():
+        (tmp_path / "m" / name).write_bytes(content)
+    go = tmp_path / "go"
+    process = child.start(str(tmp_path / "m"), tmp_path / "cache", tmp_path / "w.json", go=str(go))
+    assert child.heard(process) == {"event": "waiting"}
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, hard))
+    go.touch()
+    assert child.result(process)["event"] == "done"
 
 
 def test_a_store_that_is_gone_is_told_by_type(tmp_path: Path) -> None:
