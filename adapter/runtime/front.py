@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,9 +85,23 @@ def run(setup: FrontSetup) -> int:
         The exit code.
     """
     timeline = Timeline("front", setup.spec.timeline)
+    logging.basicConfig(handlers=[_LibraryLogs(Log("front", setup.spec.settings.log_level))], level=logging.WARNING)
     with timeline.span("import.server"):
         platform = setup.platform()
     return asyncio.run(_Front(setup, platform, timeline).live())
+
+
+class _LibraryLogs(logging.Handler):
+    """Makes lines of ours of what asyncio and the server say: a log has one form."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = {"trace": "".join(traceback.format_exception(*record.exc_info))} if record.exc_info else {}
+        told = self._log.error if record.levelno >= logging.ERROR else self._log.warning
+        told("front.library", logger=record.name, message=record.getMessage(), **trace)
 
 
 class _Front:

@@ -305,3 +305,10 @@ def test_answers_are_sent_at_once(front: FrontProcess) -> None:
     """Else head and body are two packets, and the second waits 40 ms for an acknowledgement that is delayed."""
     assert front.client.get("/health/live").status_code == 200
     assert front.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_what_libraries_log_is_json_too(front: FrontProcess) -> None:
+    with socket.create_connection(("127.0.0.1", front.port)) as connection:
+        connection.sendall(b"no HTTP at all\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert {"logger": "uvicorn.error", "level": "warning"}.items() <= front.log_lines()[-1].items()

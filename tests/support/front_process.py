@@ -39,6 +39,8 @@ class FrontProcess:
         """For any thread."""
         self._status_read, status_write = os.pipe()
         os.set_blocking(self._status_read, False)
+        self.log = (run_dir / "front.log").open("w+b")
+        """What it writes to standard error."""
         self._status = b""
         descriptors = (self.listener.fileno(), status_write)
         self.process = subprocess.Popen(
@@ -51,6 +53,7 @@ class FrontProcess:
                 json.dumps(settings),
             ],
             pass_fds=descriptors,
+            stderr=self.log,
             cwd=Path(__file__).parents[2],
         )
         os.close(status_write)
@@ -64,6 +67,7 @@ class FrontProcess:
             self.process.kill()
         self.process.wait()
         self.listener.close()
+        self.log.close()
         os.close(self._status_read)
 
     def wait_status(self, event: str) -> dict[str, Any]:
@@ -95,6 +99,10 @@ class FrontProcess:
         """What the supervisor does when a start has failed."""
         (self.run_dir / "failure.json").write_text(json.dumps(error.to_dict()))
         self.terminate()
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """Its log so far; each line is JSON."""
+        return [json.loads(line) for line in (self.run_dir / "front.log").read_text().splitlines()]
 
     def wait(self) -> int:
         """Its exit code."""
