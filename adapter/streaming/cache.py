@@ -107,8 +107,8 @@ class Cache:
         self, root: Path, *, boot_id: str | None = None, lock: Callable[[int], bool] = lock_exclusively
     ) -> None:
         # absolute without following links: the names are written into a manifest that other processes read
-        self.root = Path(os.path.abspath(root))
-        self.boot_id = boot_id or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self.root: Path = Path(os.path.abspath(root))
+        self.boot_id: str = boot_id or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self.lock = lock
 
     def slot(self, identity: Identity) -> Slot:
@@ -141,9 +141,9 @@ class Slot:
     def __init__(self, cache: Cache, identity: Identity) -> None:
         self.identity = identity
         self._cache = cache
-        self.directory = cache.root / "v1" / "objects" / identity.digest
-        self.basename = _file_name(identity.key)
-        self.published = self.directory / self.basename
+        self.directory: Path = cache.root / "v1" / "objects" / identity.digest
+        self.basename: str = _file_name(identity.key)
+        self.published: Path = self.directory / self.basename
         self._record = self.directory / _RECORD_NAME
 
     def make(self) -> None:

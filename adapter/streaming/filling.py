@@ -47,10 +47,10 @@ class Filling:
         self.name = name
         self.kind: Kind = kind
         self.slot = slot
-        self.hold = Hold.FOLLOWED
-        self.from_cache_bytes = 0
+        self.hold: Hold = Hold.FOLLOWED
+        self.from_cache_bytes: int = 0
         """Bytes that were there when it was begun."""
-        self.progressed_s = time.monotonic()
+        self.progressed_s: float = time.monotonic()
         """When bytes last came, as seen from here."""
         self.names: PartNames | None = None
         self._lock = threading.Lock()

@@ -84,7 +84,7 @@ class JournalReader:
             if not line[1]:
                 raise ValueError("its first line is not whole")
             first = line[0] + line[1]
-            self.header = JournalHeader.decode(first)
+            self.header: JournalHeader = JournalHeader.decode(first)
         except ValueError as error:
             os.close(self._descriptor)
             raise CacheError(f"{path} is no journal: {error}", path=str(path)) from None
@@ -93,7 +93,7 @@ class JournalReader:
             raise
         self._seed = zlib.crc32(first)
         self._offset = len(first)
-        self.done = IntervalSet()
+        self.done: IntervalSet = IntervalSet()
         """The bytes that are there, as of the last `poll`."""
 
     def poll(self) -> bool:

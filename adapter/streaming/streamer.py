@@ -65,7 +65,7 @@ class Streamer:
         self, source: RangeSource, cache: Cache, options: StreamOptions, timeline: Timeline | None = None
     ) -> None:
         self.options = options
-        self.timeline = timeline or Timeline("fetcher")
+        self.timeline: Timeline = timeline or Timeline("fetcher")
         self._cancel = threading.Event()
         deadline_s = options.deadline.at_s if options.deadline is not None else None
         self._source = RetryingSource(source, options.retry, cancel=self._cancel, deadline_s=deadline_s)
