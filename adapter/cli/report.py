@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from adapter.cli import Subparsers
@@ -35,14 +36,20 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the command."""
     parser: ArgumentParser = subparsers.add_parser("report", description="Show where a start's time went.")
     parser.add_argument(
-        "source",
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
         help="the address of a replica (http://127.0.0.1:8080), a file of reports or a timeline.jsonl, or - for "
-        "standard input",
+        "standard input; of several, each one's last start",
     )
     parser.add_argument("--all", action="store_true", help="every report of a file, not only the last")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="a waterfall as text (this is what you get without a flag)")
     form.add_argument("--json", action="store_true", help="the report itself, one line of JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page; several starts stand side by side on one scale")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace for Perfetto (ui.perfetto.dev, chrome://tracing)"
+    )
     parser.add_argument("--width", type=int, default=None, help="columns to use (default: the terminal's, else 120)")
     parser.set_defaults(run=run)
 
@@ -51,15 +58,48 @@ def run(arguments: Namespace) -> int:
     """Show the report.
 
     Raises:
-        ConfigurationError: There is no report at the source; the message says what was found.
+        ConfigurationError: There is no report at a source, or a file cannot be written; the message says which.
     """
-    reports = read_reports(arguments.source)
-    for number, report in enumerate(reports if arguments.all else reports[-1:]):
-        if arguments.json:
+    reports, names = _read_all(arguments.sources, every=arguments.all)
+    if arguments.html:
+        from adapter.report.html import html_page
+
+        _write(arguments.html, html_page(reports, names=names))
+    if arguments.trace:
+        from adapter.report.trace import trace_json
+
+        _write(arguments.trace, trace_json(reports, names=names))
+    if arguments.json:
+        for report in reports:
             print(report.to_json())
-        else:
+    elif arguments.text or not (arguments.html or arguments.trace):
+        for number, report in enumerate(reports):
             _show(report, arguments.width or shutil.get_terminal_size((120, 0)).columns, first=number == 0)
     return 0
+
+
+def _read_all(sources: Sequence[str], *, every: bool) -> tuple[list[InitReport], list[str]]:
+    """The reports, and what to call each where there are several."""
+    reports: list[InitReport] = []
+    names: list[str] = []
+    for source in sources:
+        found = read_reports(source)
+        found = found if every else found[-1:]
+        reports += found
+        names += [source if len(found) == 1 else f"{source}, start {number}" for number in range(1, len(found) + 1)]
+    return reports, names if len(reports) > 1 else []
+
+
+def _write(place: str, text: str) -> None:
+    """Write a picture, and say where it is; `-` is standard output."""
+    if place == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(place).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {place}: {error.strerror}", path=place) from None
+    print(f"coldstart: written: {place}", file=sys.stderr)
 
 
 def read_reports(source: str) -> tuple[InitReport, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import socket
@@ -153,3 +154,35 @@ def test_a_terminal_gets_colours(timeline: Path) -> None:
         os.close(ours)
         assert child.wait(30) == 0
     assert b"\x1b[1mcold start: ready after 2.000 s\x1b[0m" in shown
+
+
+def test_pictures_are_written_where_asked(timeline: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "start.html", tmp_path / "start.json"
+    result = coldstart("report", str(timeline), "--html", str(page), "--trace", str(trace))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == b""
+    assert result.stderr.decode().splitlines() == [f"coldstart: written: {page}", f"coldstart: written: {trace}"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_picture_can_go_to_standard_output_and_text_beside_one_to_a_file(timeline: Path, tmp_path: Path) -> None:
+    assert json.loads(coldstart("report", str(timeline), "--trace", "-").stdout)["displayTimeUnit"] == "ms"
+    result = coldstart("report", str(timeline), "--text", "--html", str(tmp_path / "start.html"))
+    assert result.stdout.startswith(b"cold start: ready after 2.000 s\n")
+
+
+def test_several_sources_are_several_starts(timeline: Path, tmp_path: Path) -> None:
+    first, page = tmp_path / "first.json", tmp_path / "both.html"
+    first.write_text(init_report(read_spans(timeline), handler="a:first").to_json())
+    assert coldstart("report", str(first), str(timeline), "--html", str(page)).returncode == 0
+    text = page.read_text()
+    assert "2 starts on one scale" in text
+    assert text.index(f"<h2>{first}</h2>") < text.index(f"<h2>{timeline}</h2>")
+    assert coldstart("report", str(first), str(timeline)).stdout.count(b"ready after") == 2
+
+
+def test_a_place_that_cannot_be_written_is_named(timeline: Path, tmp_path: Path) -> None:
+    result = coldstart("report", str(timeline), "--html", str(tmp_path / "nowhere" / "start.html"))
+    assert result.returncode == 10
+    assert result.stderr.decode().startswith(f"coldstart: configuration: cannot write {tmp_path}/nowhere/start.html: ")
