@@ -20,6 +20,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("adapter.cli.serve", "start a replica of a handler and serve it over HTTP"),
+    "emulate": Command("adapter.cli.emulate", "a serverless platform for a handler on this machine"),
+    "invoke": Command("adapter.cli.invoke", "one cold start, one answer, and where the time went"),
     "store": Command("adapter.cli.store", "serve a directory as an object store, for laptops and tests"),
     "report": Command("adapter.cli.report", "show where a start's time went"),
     "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),

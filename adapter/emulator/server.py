@@ -1,0 +1,87 @@
+"""The emulator's life: listen, serve, and on SIGINT or SIGTERM end everything it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+from adapter.emulator.app import emulator_app
+from adapter.emulator.dashboard import routes
+from adapter.emulator.emulator import Emulator
+from adapter.emulator.options import EmulatorOptions
+from adapter.errors import ConfigurationError
+from adapter.logs import Log
+from adapter.platforms.http_server import Server
+
+
+def serve(options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; a second one ends replicas at once.
+
+    Args:
+        options: What to emulate.
+        listener: A socket that listens.
+        on_listening: Called when callers can get in.
+
+    Raises:
+        ConfigurationError: The options make no sense, or the embedded store does not come up.
+    """
+    asyncio.run(_serve(options, listener, on_listening))
+
+
+async def _serve(options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None]) -> None:
+    signals = _Signals()
+    async with Emulator(options, Log("emulator")) as emulator:
+        signals.hurry = emulator.hurry
+        loopback = listener.getsockname()[0] in ("127.0.0.1", "::1")
+        app = emulator_app(emulator, loopback=loopback, more=routes(emulator))
+        server = Server(app, on_listening)
+        serving = asyncio.create_task(server.serve_on(listener))
+        ending = asyncio.create_task(signals.told.wait())
+        await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        await emulator.end()  # while it is still served: who waits gets an answer, who looks sees the end
+        await server.flushed()
+        emulator.hub.close()
+        server.should_exit = True
+        await serving
+
+
+class _Signals:
+    """The first signal that asks for the end is noted, a second one hurries."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.hurry: Callable[[], None] = lambda: None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.told.is_set():
+            self.hurry()
+        self.told.set()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigurationError: It cannot be had.
+    """
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {host} port {port}: {error}. Choose another with --port (0: any free one).",
+            host=host,
+            port=port,
+        ) from error
+    return listener
