@@ -65,7 +65,7 @@ class InvocationContext:
     deadline: float | None = None
     """When the answer must be there, in seconds of the wall clock (`time.time()`); None without a limit."""
     is_cold_start: bool = False
-    """Whether this invocation waited for a cold start: it is the first in the life of its replica."""
+    """Whether this invocation met a cold start: it is the first of its worker."""
     report_progress: Callable[[object], None] | None = None
     """Where `progress` goes; set by the runtime."""
     cancel_reason: Callable[[], str | None] | None = None

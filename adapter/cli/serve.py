@@ -123,12 +123,8 @@ def _fetcher(spec: ReplicaSpec, address: str | None) -> int:
 
 
 def _front(spec: ReplicaSpec, listener: socket.socket, status_fd: int) -> int:
-    from adapter.runtime.front import FrontSetup, Platform, run
-
-    def platform() -> Platform:
-        from adapter.platforms.http import HttpPlatform
-
-        return HttpPlatform()
+    from adapter.platforms import plain_http
+    from adapter.runtime.front import FrontSetup, run
 
     def report() -> bytes:
         try:
@@ -138,7 +134,7 @@ def _front(spec: ReplicaSpec, listener: socket.socket, status_fd: int) -> int:
                 init_report(read_spans(spec.timeline), start_ns=spec.started_ns, handler=spec.target).to_json().encode()
             )
 
-    return run(FrontSetup(spec, listener, status_fd, platform, report))
+    return run(FrontSetup(spec, listener, status_fd, plain_http, report))
 
 
 def _worker(spec: ReplicaSpec) -> int:

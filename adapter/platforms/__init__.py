@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adapter.runtime.front import Platform
 
 
-def http() -> Platform:
+def plain_http() -> Platform:
     """Plain HTTP push: what containers on most platforms are asked to speak."""
     from adapter.platforms.http import HttpPlatform
 

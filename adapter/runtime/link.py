@@ -5,8 +5,8 @@ big-endian. The body carries events and results as encoded JSON that the front p
 
 | kind (worker to front) | head | body |
 |---|---|---|
-| hello    | pid, instance | |
-| phase    | phase, detail | |
+| hello    | pid, instance, start (`restored` after a restore) | |
+| phase    | phase; with `loading` weights and init_timeout_s | |
 | ready    | name, concurrency, timeout_s, streams | |
 | progress | id | JSON |
 | item     | id | one element of a stream, JSON |
