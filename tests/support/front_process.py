@@ -122,7 +122,7 @@ def _main(run_dir: Path, listener_fd: int, status_fd: int, settings: dict[str, A
             spec=spec,
             listener=socket.socket(fileno=listener_fd),
             status_fd=status_fd,
-            platform=platforms.http,
+            platform=platforms.plain_http,
             report=lambda: b'{"outcome":"ready"}',
         )
     )
