@@ -15,11 +15,12 @@ from adapter.report import drawing
 from adapter.report.drawing import Scale
 from adapter.report.rows import Row, ending, layer_of_step, moved, role_order, rows, si, title, waits
 
-_ICON = (
+ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='%230072b2' "
     "d='M1 2h7v3H1z'/%3E%3Cpath fill='%23e69f00' d='M4 6.5h8v3H4z'/%3E%3Cpath fill='%23009e73' "
     "d='M9 11h6v3H9z'/%3E%3C/svg%3E"
 )
+"""Three bars; drawn from the page itself, so that a browser asks for none."""
 _LONGEST_WAITS = 6
 _NONE = "–"
 
@@ -59,7 +60,7 @@ def html_page(reports: Sequence[InitReport], *, names: Sequence[str] = ()) -> st
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f'<link rel="icon" href="{_ICON}"><title>{escape(heading)} · coldstart</title>'
+        f'<link rel="icon" href="{ICON}"><title>{escape(heading)} · coldstart</title>'
         f"<style>{sheet}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
     )
 
