@@ -150,7 +150,8 @@ class _Endpoints:
     async def ready(self, request: Request) -> Response:
         dispatcher = self._services.dispatcher
         if dispatcher.ready:
-            return JSONResponse({"status": "ready", "phase": str(dispatcher.phase)})
+            told = {"status": "ready", "phase": str(dispatcher.phase), "concurrency": dispatcher.concurrency}
+            return JSONResponse(told)
         state: dict[str, Any] = {
             "status": "not ready",
             "phase": str(dispatcher.phase),

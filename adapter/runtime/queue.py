@@ -104,6 +104,11 @@ class Dispatcher:
         return self.phase is Phase.READY
 
     @property
+    def concurrency(self) -> int:
+        """How many invocations the worker takes at a time; known once it is ready."""
+        return self._concurrency
+
+    @property
     def failure(self) -> AdapterError | None:
         """Why the start failed, if it did."""
         return self._failure
