@@ -35,7 +35,7 @@ class FleetLimits:
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL, as on Cloud Run."""
     queue_limit: int = 1000
-    """Requests that may wait for a replica."""
+    """Requests that may wait for a replica; 1 at least, or none could ever start one."""
 
 
 class StopReason(StrEnum):
@@ -193,14 +193,12 @@ class Fleet:
         """
         if self._closing:
             return (Fail(request, _closing()),)
-        self._waiting[request] = _Waiting(None if patience_s is None else now + patience_s)
-        actions = self._settle(now)
-        if request in self._waiting and len(self._waiting) > self.limits.queue_limit:
-            del self._waiting[request]
+        if len(self._waiting) >= self.limits.queue_limit and not self._free():
             limit = self.limits.queue_limit
             error = QueueFull(f"{limit} requests wait already, as many as may: try later", queue_limit=limit)
-            return (*actions, Fail(request, error))
-        return actions
+            return (Fail(request, error),)
+        self._waiting[request] = _Waiting(None if patience_s is None else now + patience_s)
+        return self._settle(now)
 
     def replica_progress(self, name: str, progress: str) -> None:
         """How far a start is, in words for whoever waits in vain."""
@@ -287,16 +285,13 @@ class Fleet:
     def _settle(self, now: float) -> Actions:
         return (*self._dispatch(now), *self._give_up(), *self._scale_up(now))
 
+    def _free(self) -> list[FleetReplica]:
+        ready = (replica for replica in self._replicas.values() if replica.stage is Stage.READY)
+        return [replica for replica in ready if len(replica.running) < replica.concurrency]
+
     def _dispatch(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while self._waiting:
-            free = [
-                replica
-                for replica in self._replicas.values()
-                if replica.stage is Stage.READY and len(replica.running) < replica.concurrency
-            ]
-            if not free:
-                break
+        while self._waiting and (free := self._free()):
             # the one used last: the others become idle and can go
             replica = max(free, key=lambda found: found.last_used)
             request = next(iter(self._waiting))
