@@ -1,0 +1,60 @@
+"""What the page on testing shows is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from adapter.testing import Emulator, Options, Result
+from tests.support.source_tree import ROOT
+
+PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+
+
+def files() -> dict[str, str]:
+    return dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
+
+
+def run_pytest(directory: Path) -> subprocess.CompletedProcess[str]:
+    """Pytest as a user starts it, in a directory that is none of ours."""
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    command = [str(Path(sys.executable).with_name("pytest")), "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_test_file_of_the_page_passes(tmp_path: Path) -> None:
+    for name, text in files().items():
+        (tmp_path / name).write_text(text)
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+
+
+def test_the_handler_with_a_failing_store_is_written_as_it_is_run(tmp_path: Path) -> None:
+    (block,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "MemorySource(" in text)
+    name = "test_shown.py"
+    (tmp_path / "my_handler.py").write_text(files()["my_handler.py"])
+    made = """
+import numpy as np
+import pytest
+from safetensors.numpy import save
+from my_handler import load
+
+@pytest.fixture
+def files():
+    return {"model.safetensors": save({"good": np.float32([1.0])})}
+
+"""
+    (tmp_path / name).write_text(made + block)
+    done = run_pytest(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_the_tables_name_every_option_and_every_method() -> None:
+    named = set(re.findall(r"`(\w+)", PAGE))
+    assert set(Options.__annotations__) - named == set()
+    public = {name for kind in (Emulator, Result) for name in dir(kind) if not name.startswith("_")}
+    assert public - named - {"close", "body"} == set()
