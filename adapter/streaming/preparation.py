@@ -7,28 +7,20 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from adapter.checkpoint.header import LENGTH_BYTES
-from adapter.checkpoint.index import INDEX_NAME, SINGLE_NAME, WeightIndex, find_index, parse_index
+from adapter.checkpoint.index import WeightIndex, parse_index
 from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import (
-    AccessDenied,
-    AdapterError,
-    CacheNotWritable,
-    CheckpointError,
-    InvocationCancelled,
-    ObjectNotFound,
-    WeightIndexError,
-)
+from adapter.errors import AdapterError, CacheNotWritable, CheckpointError, InvocationCancelled, WeightIndexError
 from adapter.storage.base import ObjectInfo
 from adapter.storage.retry import RetryingSource
 from adapter.streaming.cache import Cache, Identity, PartNames, is_read_only, not_writable
 from adapter.streaming.filling import Filling, Hold
+from adapter.streaming.listing import find_checkpoint, list_objects
 from adapter.streaming.manifest import Kind, StreamManifest
 from adapter.streaming.options import StreamOptions
 from adapter.streaming.reader import read_header
-from adapter.streaming.selection import FILE_LIMIT_BYTES, WELL_KNOWN, Wanted, select
+from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted
 from adapter.streaming.shard_file import free_bytes, no_space
 from adapter.streaming.waiting import wait_for
 from adapter.timeline import Timeline
@@ -101,42 +93,20 @@ class Preparation:
 
     def _select(self, order_hint: Sequence[str], fetch: Callable[[Filling], None]) -> tuple[Wanted, ...]:
         with self._timeline.span("storage.list", "network") as span:
-            try:
-                listing = {info.key: info for info in self._source.list()}
-                denied = None
-            except AccessDenied as error:
-                denied = error
-                listing = self._probe((INDEX_NAME, SINGLE_NAME, *WELL_KNOWN))
-            span.add(objects=len(listing), listed=denied is None)
-        name = find_index(listing)
-        index = self._read_index(listing[name], fetch) if name is not None else None
-        if denied is not None:
-            if index is not None:
-                listing |= self._probe(index.shards)
-            elif SINGLE_NAME not in listing:
-                raise AccessDenied(
-                    f"{denied.message}; without the permission to list, {INDEX_NAME} or {SINGLE_NAME} must be "
-                    "readable, and neither is there or permitted",
-                    **denied.fields,
-                ) from denied
-        selection = select(listing, index, name, address=self._options.address, order=order_hint)
+            listing = list_objects(self._source, connections=self._options.connections)
+            span.add(objects=len(listing.objects), listed=listing.denied is None)
+        selection = find_checkpoint(
+            self._source,
+            listing,
+            lambda info: self._read_index(info, fetch),
+            address=self._options.address,
+            order=order_hint,
+        ).selection
         if selection.skipped:
             self._timeline.mark(
                 "storage.skipped", "network", count=len(selection.skipped), names=", ".join(selection.skipped[:20])
             )
         return selection.wanted
-
-    def _probe(self, names: Iterable[str]) -> dict[str, ObjectInfo]:
-        """Which of these objects are there, found by reading a byte of each."""
-
-        def look(name: str) -> ObjectInfo | None:
-            try:
-                return self._source.read_into(name, 0, memoryview(bytearray(1))).info
-            except (ObjectNotFound, AccessDenied):
-                return None
-
-        with ThreadPoolExecutor(min(self._options.connections, 16)) as pool:
-            return {info.key: info for info in pool.map(look, names) if info is not None}
 
     def _read_index(self, info: ObjectInfo, fetch: Callable[[Filling], None]) -> WeightIndex:
         if info.size_bytes > FILE_LIMIT_BYTES:
