@@ -16,19 +16,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, CacheNotWritable
+from adapter.streaming.integrity import Checksums, damaged
 from adapter.streaming.journal import JournalHeader, JournalReader
-from adapter.streaming.manifest import sync_directory, write_whole
+from adapter.streaming.manifest import sync_directory
 from adapter.streaming.reader import open_sized
+from adapter.streaming.record import RECORD_NAME, Identity, Record, Trust
 
 STRANGER_S = 60.0
 """A filling file of another boot or another size is removed when nothing was added to it for so long: until then it
@@ -36,29 +38,11 @@ may belong to a live holder that a lying lock did not show, on another machine w
 TEMPORARY_S = 5.0
 """The same for a file that did not get its name yet, which takes milliseconds."""
 
-_RECORD_NAME = "record.json"
 _LEASE_NAME = "lease"
 _BASENAME_LIMIT_BYTES = 180
 """255 bytes are the longest name a filesystem takes, and some are needed for `.journal-<id>.tmp-<id>`."""
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What makes a cached object this one."""
-
-    store: str
-    key: str
-    """The whole key: address and name, so that two addresses of one store do not meet by chance."""
-    version: str
-    size_bytes: int
-
-    @property
-    def digest(self) -> str:
-        """Name of its directory."""
-        text = f"{self.store}\0{self.key}\0{self.version}"
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +128,7 @@ class Slot:
         self.directory: Path = cache.root / "v1" / "objects" / identity.digest
         self.basename: str = _file_name(identity.key)
         self.published: Path = self.directory / self.basename
-        self._record = self.directory / _RECORD_NAME
+        self._record = self.directory / RECORD_NAME
 
     def make(self) -> None:
         """Make the directory.
@@ -157,29 +141,47 @@ class Slot:
 
     def trusted(self) -> bool:
         """Whether the published file is there and its record says that it is complete, in a way that still counts."""
-        record = self._read_record()
-        if record is None:
-            return False
-        wanted = self.identity
-        if (record.get("store"), record.get("key"), record.get("version"), record.get("size_bytes")) != (
-            wanted.store,
-            wanted.key,
-            wanted.version,
-            wanted.size_bytes,
-        ):
-            return False
-        if record.get("synced") is not True and record.get("boot_id") != self._cache.boot_id:
-            return False
-        try:
-            os.close(open_sized(self.published, wanted.size_bytes))
-        except (FileNotFoundError, CacheError):
-            return False
-        return True
+        return self.trust() is Trust.FULL
+
+    def trust(self) -> Trust:
+        """What the published file may be taken for, by its record, name and size."""
+        record = self.record()
+        trust = record.trust(self._cache.boot_id) if record is not None else Trust.NONE
+        if trust is not Trust.NONE:
+            try:
+                os.close(open_sized(self.published, self.identity.size_bytes))
+            except (FileNotFoundError, CacheError):
+                return Trust.NONE
+        return trust
+
+    def record(self) -> Record | None:
+        """What is known of the published file, when that is about this object."""
+        found = Record.read(self._record)
+        return found if found is not None and found.identity == self.identity else None
 
     def synced(self) -> bool:
         """Whether the record says that a power cut does no harm."""
-        record = self._read_record()
-        return record is not None and record.get("synced") is True
+        record = self.record()
+        return record is not None and record.synced
+
+    def damaged(self) -> list[ByteRange] | None:
+        """The parts of the published file that are not what its checksums say; None where it cannot be told.
+
+        Reads all of the file.
+        """
+        record = self.record()
+        if record is None or record.checksums is None:
+            return None
+        try:
+            descriptor = open_sized(self.published, self.identity.size_bytes)
+        except (FileNotFoundError, CacheError):
+            return None
+        try:
+            return damaged(descriptor, record.checksums)
+        except LookupError:
+            return None
+        finally:
+            os.close(descriptor)
 
     def lease(self) -> Lease | None:
         """The right to fill, or None when another has it.
@@ -225,22 +227,16 @@ class Slot:
         """What a journal of this object in this boot begins with."""
         return JournalHeader(self.identity.size_bytes, self.identity.version, self._cache.boot_id)
 
-    def write_record(self, *, synced: bool) -> None:
+    def write_record(self, *, synced: bool, checksums: Checksums | None = None) -> None:
         """Say what the published file is. Before it is published."""
-        text = json.dumps(
-            {
-                "record": 1,
-                "store": self.identity.store,
-                "key": self.identity.key,
-                "version": self.identity.version,
-                "size_bytes": self.identity.size_bytes,
-                "boot_id": self._cache.boot_id,
-                "synced": synced,
-                "completed_at": time.time(),
-            },
-            separators=(",", ":"),
-        )
-        write_whole(self._record, text.encode() + b"\n", durable=synced)
+        record = Record.now(self.identity, self._cache.boot_id, checksums)
+        (record.as_synced() if synced else record).write(self._record)
+
+    def prove(self) -> None:
+        """Say that an unproven file was checked: within this boot it counts as complete."""
+        record = self.record()
+        if record is not None:
+            replace(record, boot_id=self._cache.boot_id).write(self._record)
 
     def sync(self) -> None:
         """Make the published file survive a power cut, then say so.
@@ -255,7 +251,8 @@ class Slot:
             os.close(descriptor)
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
-        self.write_record(synced=True)
+        record = self.record() or Record.now(self.identity, self._cache.boot_id)
+        record.as_synced().write(self._record)
 
     def drop_published(self) -> None:
         """Remove what cannot be trusted. The record goes first; what is mapped from the file stays mapped."""
@@ -320,13 +317,6 @@ class Slot:
             self.directory / f"{self.basename}.journal-{identifier}",
         )
 
-    def _read_record(self) -> dict[str, object] | None:
-        try:
-            value = json.loads(self._record.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return value if isinstance(value, dict) and value.get("record") == 1 else None
-
 
 def make_private(path: Path) -> None:
     """Make a directory for this user alone, or check the one that is there.
@@ -376,9 +366,9 @@ def _file_name(key: str) -> str:
     if len(encoded) > _BASENAME_LIMIT_BYTES:
         name = f"long-{hashlib.sha256(encoded).hexdigest()[:32]}{os.path.splitext(name)[1][:20]}"
     # names of our own are never those of an object
-    return f"object-{name}" if name in (_RECORD_NAME, _LEASE_NAME, "", ".", "..") else name
+    return f"object-{name}" if name in (RECORD_NAME, _LEASE_NAME, "", ".", "..") else name
 
 
 def _is_leftover(name: str, basename: str) -> bool:
-    prefixes = (f"{basename}.part-", f"{basename}.journal-", f"{_RECORD_NAME}.tmp-")
+    prefixes = (f"{basename}.part-", f"{basename}.journal-", f"{RECORD_NAME}.tmp-")
     return name.startswith(prefixes)

@@ -15,6 +15,7 @@ from enum import Enum
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError
 from adapter.streaming.cache import Lease, PartNames, Slot
+from adapter.streaming.integrity import best_algorithm, checksums_of
 from adapter.streaming.journal import JournalReader, JournalWriter
 from adapter.streaming.manifest import Kind, ObjectEntry
 from adapter.streaming.reader import open_sized, read_header
@@ -151,7 +152,7 @@ class Filling:
         self.progressed_s = time.monotonic()
 
     def _open(self, names: PartNames) -> None:
-        reader = JournalReader(names.journal)
+        reader = JournalReader(names.journal, keep_pieces=True)
         part = writer = None
         try:
             part = PartFile.adopt(names.partial, self.size_bytes)
@@ -184,10 +185,13 @@ class Filling:
         """
         if self._part is None or self._writer is None or self._journal is None:
             raise CacheError(f"{self.name} is not being filled", path=str(self.slot.directory))
+        # before the write: what is on the disk later is compared with what came from the store
+        algorithm = best_algorithm()
+        checksum = algorithm.of(data)
         self._part.write(start, data)
         done = ByteRange(start, start + len(data))
         with self._lock:
-            self._writer.append(done)
+            self._writer.append(done, algorithm, checksum)
             self._journal.done.add(done)
         self.progressed_s = time.monotonic()
 
@@ -214,7 +218,9 @@ class Filling:
                 return True
             if self._part is None or self._journal is None or self.names is None or not self._journal.complete:
                 return False
-            self.slot.write_record(synced=False)
+            self._journal.poll()  # also what was written here is read back: its checksum
+            checksums = checksums_of(self._journal.pieces, self.size_bytes, self._part.read)
+            self.slot.write_record(synced=False, checksums=checksums)
             try:
                 self._part.publish(self.slot.published)
             except FileNotFoundError:

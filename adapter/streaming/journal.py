@@ -1,8 +1,9 @@
 """Which bytes of a filling file are there: a file beside it, appended after the data, read by any process.
 
 The first line is JSON that says which object is filled; padded with blanks to a multiple of the record size. Then
-records of 32 bytes follow: a mark, first byte, byte after the last, a checksum over these that is seeded with the
-first line, so that a record of another journal does not count. Since 32 divides the page size, a record lies in one
+records of 32 bytes follow: a mark, first byte, byte after the last, the checksum of these bytes (the mark says which
+kind, `DONE` that there is none), and a checksum over all this that is seeded with the first line, so that a record of
+another journal does not count. Since 32 divides the page size, a record lies in one
 page and a process killed while it writes leaves either all of it or nothing; what else may tear is told by the
 checksum. A journal says what the page cache holds, not what the disk holds: after a reboot (`boot_id`) it is no proof.
 """
@@ -14,15 +15,18 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from adapter.checkpoint.ranges import ByteRange, IntervalSet
 from adapter.errors import CacheError, NoSpace
+from adapter.streaming.integrity import CRC32, CRC32C, CRC64NVME, Algorithm, Piece
 
-_RECORD = struct.Struct("<4sQQ8xI")
-_MARK = b"DONE"
+_RECORD = struct.Struct("<4sQQQI")
+_MARKS: Mapping[bytes, Algorithm | None] = {b"DONE": None, b"NVME": CRC64NVME, b"CR32": CRC32, b"C32C": CRC32C}
+_MARK_OF = {algorithm: mark for mark, algorithm in _MARKS.items()}
 _FIRST_LINE_LIMIT_BYTES = 64 << 10
 _READ_BYTES = 256 << 10
 _SCHEMA = 1
@@ -70,14 +74,18 @@ class JournalReader:
 
     Args:
         path: The journal's file.
+        keep_pieces: Also remember each record's checksum, which only who fills or checks a file wants.
 
     Raises:
         FileNotFoundError: There is none.
         CacheError: It is no journal.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep_pieces: bool = False) -> None:
         self.path = path
+        self.pieces: list[Piece] = []
+        """What the records said that carry a checksum, as of the last `poll`; empty unless `keep_pieces`."""
+        self._keep_pieces = keep_pieces
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             line = os.pread(self._descriptor, _FIRST_LINE_LIMIT_BYTES, 0).partition(b"\n")
@@ -105,8 +113,10 @@ class JournalReader:
             for at in range(0, count * _RECORD.size, _RECORD.size):
                 found = _decode(data, at, self._seed, self.header.size_bytes)
                 if found is not None:
-                    self.done.add(found)
+                    self.done.add(found.range)
                     grew = True
+                    if self._keep_pieces and found.algorithm is not None:
+                        self.pieces.append(Piece(found.range, found.algorithm, found.value))
                 elif at + 2 * _RECORD.size > len(data):
                     # the last one there may be half visible: looked at again next time
                     return grew
@@ -183,8 +193,13 @@ class JournalWriter:
             raise
         return cls(path, descriptor, first)
 
-    def append(self, done: ByteRange) -> None:
+    def append(self, done: ByteRange, algorithm: Algorithm | None = None, checksum: int = 0) -> None:
         """Say that these bytes are there. Call it after they were written.
+
+        Args:
+            done: Which bytes.
+            algorithm: What they were checked with.
+            checksum: Their checksum, computed before they were written.
 
         Raises:
             NoSpace: The disk is full.
@@ -195,7 +210,7 @@ class JournalWriter:
             if torn:
                 _write(self._descriptor, bytes(_RECORD.size - torn), self.path)
             self._aligned = True
-        body = _RECORD.pack(_MARK, done.start, done.stop, 0)[:-4]
+        body = _RECORD.pack(_MARK_OF[algorithm], done.start, done.stop, checksum, 0)[:-4]
         _write(self._descriptor, body + zlib.crc32(body, self._seed).to_bytes(4, "little"), self.path)
 
     def sync(self) -> None:
@@ -212,12 +227,18 @@ class JournalWriter:
 _WRITING = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def _decode(data: bytes, at: int, seed: int, size_bytes: int) -> ByteRange | None:
-    mark, start, stop, checksum = _RECORD.unpack_from(data, at)
+class _Found(NamedTuple):
+    range: ByteRange
+    algorithm: Algorithm | None
+    value: int
+
+
+def _decode(data: bytes, at: int, seed: int, size_bytes: int) -> _Found | None:
+    mark, start, stop, value, checksum = _RECORD.unpack_from(data, at)
     body = data[at : at + _RECORD.size - 4]
-    if mark != _MARK or checksum != zlib.crc32(body, seed) or not start < stop <= size_bytes:
+    if mark not in _MARKS or checksum != zlib.crc32(body, seed) or not start < stop <= size_bytes:
         return None
-    return ByteRange(start, stop)
+    return _Found(ByteRange(start, stop), _MARKS[mark], value)
 
 
 def _write(descriptor: int, data: bytes, path: Path) -> None:

@@ -14,12 +14,13 @@ from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import AdapterError, CacheNotWritable, CheckpointError, InvocationCancelled, WeightIndexError
 from adapter.storage.base import ObjectInfo
 from adapter.storage.retry import RetryingSource
-from adapter.streaming.cache import Cache, Identity, PartNames, is_read_only, not_writable
+from adapter.streaming.cache import Cache, PartNames, is_read_only, not_writable
 from adapter.streaming.filling import Filling, Hold
 from adapter.streaming.listing import find_checkpoint, list_objects
 from adapter.streaming.manifest import Kind, StreamManifest
 from adapter.streaming.options import StreamOptions
 from adapter.streaming.reader import read_header
+from adapter.streaming.record import Identity
 from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted
 from adapter.streaming.shard_file import free_bytes, no_space
 from adapter.streaming.waiting import wait_for

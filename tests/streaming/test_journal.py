@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from adapter.checkpoint.ranges import ByteRange, IntervalSet
 from adapter.errors import CacheError
+from adapter.streaming.integrity import CRC32, CRC64NVME, Piece
 from adapter.streaming.journal import JournalHeader, JournalReader, JournalWriter
 
 HEADER = JournalHeader(size_bytes=10_000, version='W/"é-1"', boot_id="boot")
@@ -164,3 +165,18 @@ def test_damage_never_makes_bytes_count_that_were_not_written(
         assert all(written.contains(found) for found in reader.done)
     reader.close()
     writer.close()
+
+
+def test_records_carry_the_checksum_of_their_bytes_and_its_kind(path: Path) -> None:
+    """D4, D5"""
+    writer = JournalWriter.create(path, HEADER)
+    writer.append(ByteRange(0, 10), CRC64NVME, 0xFFFF_FFFF_FFFF_FFFF)
+    writer.append(ByteRange(10, 20), CRC32, 7)
+    writer.append(ByteRange(20, 30))
+    reader = JournalReader(path, keep_pieces=True)
+    reader.poll()
+    assert reader.pieces == [
+        Piece(ByteRange(0, 10), CRC64NVME, 0xFFFF_FFFF_FFFF_FFFF),
+        Piece(ByteRange(10, 20), CRC32, 7),
+    ]
+    assert list(reader.done) == [ByteRange(0, 30)]
