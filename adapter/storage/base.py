@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
+
+from adapter.storage.watch import ReadWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class RangeRequest:
     start: int
     length_bytes: int
     version: str | None = None
+    watch: ReadWatch | None = field(default=None, compare=False, repr=False)
+    """Told by sources how far the read is, and may end it; a source that can block says to it how (`answered`)."""
 
 
 class RangeSource(Protocol):

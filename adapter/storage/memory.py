@@ -10,6 +10,10 @@ from typing import Self
 
 from adapter.errors import ConfigurationError, ObjectChanged, ObjectNotFound, StorageError, TruncatedRead
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, drain
+from adapter.storage.watch import ReadWatch
+
+_LOOK_S = 0.01
+"""How often a read that stalls looks whether the source was closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,16 @@ class CutRead:
 
 
 @dataclass(frozen=True, slots=True)
+class StallRead:
+    """Those reads of `key` bring `after_bytes` and then nothing more, until they are broken off by their watch."""
+
+    key: str
+    after_bytes: int = 0
+    first: int = 1
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeObject:
     """Before the read of `key` numbered `first`, the object is replaced by `content` under a new version."""
 
@@ -49,7 +63,7 @@ class DenyListing:
     error: StorageError
 
 
-Fault = FailRead | CutRead | ChangeObject | DenyListing
+Fault = FailRead | CutRead | StallRead | ChangeObject | DenyListing
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +166,8 @@ class MemorySource:
         content, info, cut = self._open(request)
         wanted = content[request.start : request.start + request.length_bytes]
         given = wanted if cut is None else wanted[: cut.after_bytes]
-        sent = 0
+        watch, broken_off, sent = request.watch or ReadWatch(), threading.Event(), 0
+        watch.answered(broken_off.set)
         try:
             while True:
                 piece = given[sent : sent + len(buffer)]
@@ -160,11 +175,15 @@ class MemorySource:
                     break
                 buffer[: len(piece)] = piece
                 sent += len(piece)
+                watch.received(len(piece))
                 if piece or cut is None or not wanted:
                     yield RangeAnswer(len(piece), info)
                 if sent == len(given):
                     break
+            while isinstance(cut, StallRead) and not self._closed and not broken_off.wait(_LOOK_S):
+                pass
         finally:
+            watch.ended()
             with self._lock:
                 self._log.append(ReadRecord(request.key, request.start, request.length_bytes, sent))
         if len(given) < len(wanted):
@@ -173,7 +192,7 @@ class MemorySource:
                 store=self.store,
                 key=request.key,
                 received_bytes=sent,
-                shortened=cut is not None and cut.shortened,
+                shortened=isinstance(cut, CutRead) and cut.shortened,
             )
 
     def close(self) -> None:
@@ -188,7 +207,7 @@ class MemorySource:
     ) -> None:
         self.close()
 
-    def _open(self, request: RangeRequest) -> tuple[bytes, ObjectInfo, CutRead | None]:
+    def _open(self, request: RangeRequest) -> tuple[bytes, ObjectInfo, CutRead | StallRead | None]:
         key = request.key
         cut = None
         with self._lock:

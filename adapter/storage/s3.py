@@ -168,7 +168,8 @@ class S3Source:
             body.close()
             yield RangeAnswer(0, info)
             return
-        with closing(receive(body, buffer, Expected(length_bytes, self._options.timeout_s, facts))) as counts:
+        expected = Expected(length_bytes, self._options.timeout_s, facts, request.watch)
+        with closing(receive(body, buffer, expected)) as counts:
             for count in counts:
                 yield RangeAnswer(count, info)
         wanted_bytes = min(request.length_bytes, info.size_bytes - request.start)

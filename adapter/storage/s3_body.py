@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapter.errors import ConnectionFailed, Field, StorageError, TruncatedRead
+from adapter.storage.watch import ReadWatch
 
 Facts = Mapping[str, Field]
 
@@ -31,6 +32,8 @@ class Expected:
     timeout_s: float
     """Time after which a body that hardly moves has failed."""
     facts: Facts
+    watch: ReadWatch | None = None
+    """Hears of every piece, and may end the body."""
 
     @property
     def shown(self) -> str:
@@ -53,7 +56,9 @@ def receive(body: Any, buffer: memoryview, expected: Expected) -> Generator[int]
         ConnectionFailed: The connection broke or stalled.
     """
     read, release = direct_reader(body) or _public_reader(body)
-    pace = _Pace(expected.timeout_s)
+    watch = expected.watch or ReadWatch()
+    watch.answered(breaking_off(body))
+    pace = _Pace(expected.timeout_s, watch)
     received = 0
     try:
         while received < expected.length_bytes:
@@ -65,6 +70,7 @@ def receive(body: Any, buffer: memoryview, expected: Expected) -> Generator[int]
             if problem is not None:
                 raise _error(problem, received, expected)
     finally:
+        watch.ended()
         if received == expected.length_bytes:
             release()
         else:
@@ -92,6 +98,12 @@ def direct_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], 
     return read, give_back
 
 
+def breaking_off(body: Any) -> Callable[[], None] | None:
+    """What ends a body from another thread: its socket gives no more bytes. None where there is no way."""
+    shutdown = getattr(body.__enter__(), "shutdown", None)
+    return shutdown if callable(shutdown) else None
+
+
 def _public_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], None]]:
     def read(view: memoryview) -> int:
         try:
@@ -109,11 +121,13 @@ class _Pace:
     """Notices a body that hardly moves."""
 
     timeout_s: float
+    watch: ReadWatch
     since_s: float = 0.0
     count: int = 0
 
     def stalled(self, count: int) -> bool:
         now_s = time.monotonic()
+        self.watch.received(count)
         self.since_s = self.since_s or now_s
         self.count += count
         if now_s - self.since_s < self.timeout_s:
