@@ -79,7 +79,7 @@ FROM base
 # another user put there. A volume belongs on it; VOLUME itself would leave one model on disk for every `docker run`.
 RUN useradd --uid 10001 --user-group --create-home --shell /usr/sbin/nologin coldstart \
     && install -d -m 1777 /var/cache/coldstart
-COPY infra/healthcheck.py /usr/local/lib/coldstart/healthcheck.py
+COPY infra/healthcheck.py /opt/healthcheck.py
 COPY --from=torch /opt/coldstart /opt/coldstart
 COPY --from=dependencies /layer/ /
 COPY --from=package /layer/ /
@@ -100,7 +100,7 @@ EXPOSE 8080
 STOPSIGNAL SIGTERM
 # liveness, not readiness: who replaces unhealthy containers must not cut a start short
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 \
-    CMD ["/usr/bin/python3", "-I", "-S", "/usr/local/lib/coldstart/healthcheck.py"]
+    CMD ["/usr/bin/python3", "-I", "-S", "/opt/healthcheck.py"]
 # exec form: the supervisor is PID 1, gets the signals, and reaps what is left to it; no init wrapper is needed
 ENTRYPOINT ["coldstart"]
 CMD ["serve", "handlers.text_embedding:embed"]

@@ -1,7 +1,9 @@
-"""Exit code 0 if a replica's front answers: the image's HEALTHCHECK. usage: healthcheck.py [PORT [PATH]]
+"""The image's health check: exit code 0 if what listens answers 200.
 
-It runs every few seconds beside a start that wants the processor, so it imports next to nothing (an HTTP client would
-triple its time).
+    healthcheck.py [PORT [PATH]]
+
+It runs every few seconds, also beside a start that wants the processor, so it imports next to nothing: an HTTP client
+would take most of its time.
 """
 
 from __future__ import annotations
@@ -24,16 +26,18 @@ def main() -> int:
     try:
         status = ask(_EVERY_INTERFACE.get(host, host), int(port), path)
     except (OSError, ValueError, IndexError) as error:
-        print(f"{path} on port {port}: {type(error).__name__}: {error}")
+        sys.stdout.write(f"{path} on port {port}: {type(error).__name__}: {error}\n")
         return 1
-    print(f"{path} on port {port}: {status}")
+    sys.stdout.write(f"{path} on port {port}: {status}\n")
     return 0 if status == 200 else 1
 
 
 def ask(host: str, port: int, path: str) -> int:
     """The status of the answer to a GET."""
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode("ascii"))
+        connection.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode("ascii")
+        )
         answer = b""
         while b"\r\n" not in answer and (received := connection.recv(1024)):
             answer += received
