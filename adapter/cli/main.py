@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,11 +25,14 @@ COMMANDS = {
     "invoke": Command("adapter.cli.invoke", "one cold start, one answer, and where the time went"),
     "store": Command("adapter.cli.store", "serve a directory as an object store, for laptops and tests"),
     "report": Command("adapter.cli.report", "show where a start's time went"),
+    "inspect": Command("adapter.cli.inspect", "what a checkpoint holds: tensors, dtypes, shapes, bytes"),
     "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),
 }
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
+BROKEN_PIPE = 141
+"""128 + SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,12 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_linux(sys.platform)
         arguments = _parser(given).parse_args(given)
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except AdapterError as error:
         print(f"coldstart: {error.code}: {error.message}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # `| head` has seen enough; the interpreter's own flush at its end must not fail too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
 
 
 def require_linux(platform: str) -> None:
