@@ -53,7 +53,7 @@ class Child:
     """
 
     def __init__(self, arguments: Sequence[str], directory: Path, scratch: Path) -> None:
-        self.name = f"coldstart {arguments[0]}"
+        self.name: str = f"coldstart {arguments[0]}"
         self._output, self._log = scratch / "output", scratch / "log"
         self._last_log: str | None = None
         with self._output.open("wb") as output, self._log.open("wb") as log:

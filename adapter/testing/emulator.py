@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, urlsplit
 
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, ConfigurationError
 from adapter.init_report import InitReport
 from adapter.testing.child import Child
 from adapter.testing.result import Result, in_band_error, is_stream, read_result
@@ -29,6 +29,8 @@ LISTEN_LIMIT_S = 60.0
 """From the child's start to its open port: under a second, on a machine that has time for it."""
 ANSWER_LIMIT_S = 900.0
 """Longer than any start or invocation that the platform lets live: it answers first, with a reason."""
+LOOK_LIMIT_S = 30.0
+"""How long the platform may take to say how it is."""
 STATE_LIMIT_S = 60.0
 """How long replicas may take to end beyond their grace."""
 POLL_S = 0.01
@@ -39,7 +41,7 @@ GRACE_S = 5.0
 class Options(TypedDict, total=False):
     """How the platform is; what is left out is as `coldstart emulate` has it, but for two that tests want otherwise."""
 
-    weights: str | os.PathLike[str]
+    weights: str | os.PathLike[str] | None
     """A directory, served as an object store, or an address; the handler's own without it."""
     link: str
     """Speed of the store's link, such as `1Gbps`."""
@@ -115,6 +117,8 @@ class Emulator:
         self._child: Child | None = None
         try:
             directory = Path(options.get("directory", "")).absolute()
+            if not directory.is_dir():
+                raise ConfigurationError(f"the directory {directory} is not there", path=str(directory))
             self._child = Child(["emulate", target, *_flags(options)], directory, self._scratch)
             self._url = self._child.wait_for(self._announced, "its port was open", LISTEN_LIMIT_S)
         except BaseException:
@@ -162,6 +166,8 @@ class Emulator:
     def stream(self, event: Any, *, headers: Mapping[str, str] | None = None) -> Generator[Any]:
         """The items of a generator handler as they come; closing the iterator hangs up, as a caller who goes away.
 
+        Of another handler, its one value.
+
         Raises:
             AdapterError: The stream ended with an error, after the items before it, or there was none.
         """
@@ -170,11 +176,15 @@ class Emulator:
             if not is_stream(found):
                 yield read_result(response.status, found, response.read()).value
                 return
-            for line in response:
-                item = json.loads(line)
-                if (described := in_band_error(item)) is not None:
-                    raise AdapterError.from_dict(described)
-                yield item
+            rest = b""
+            # not line by line: `readline` takes a stream that broke off for one that has ended
+            while data := response.read1():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    item = json.loads(line)
+                    if (described := in_band_error(item)) is not None:
+                        raise AdapterError.from_dict(described)
+                    yield item
 
     def cold_start(self, event: Any = None) -> InitReport:
         """Scale to zero, have a replica started, and give the report of that start.
@@ -202,7 +212,7 @@ class Emulator:
             AdapterError: They did not end in time.
         """
         self._json("POST", "/scale-to-zero")
-        self._until(lambda: not any(replica.alive for replica in self.replicas()), "the end of the replicas")
+        self._until(lambda: not any(replica.alive for replica in self.replicas()) or None, "the end of the replicas")
 
     def kill(self, role: str = "worker", replica: str | None = None) -> str:
         """Kill a role of a replica with SIGKILL; returns when it is gone, with the id of the replica.
@@ -220,7 +230,7 @@ class Emulator:
             raise AdapterError(f"no replica is ready; there are {[(found.id, found.state) for found in replicas]}")
         killed = self._json("POST", f"/replicas/{quote(chosen, safe='')}/kill?role={quote(role)}")
         # gone for the kernel, not a zombie: before that, threads may still hold its connections open
-        self._until(lambda: not os.path.exists(f"/proc/{killed['pid']}"), f"the end of the {role}")
+        self._until(lambda: not os.path.exists(f"/proc/{killed['pid']}") or None, f"the end of the {role}")
         return chosen
 
     @property
@@ -282,25 +292,25 @@ class Emulator:
         body = event if isinstance(event, bytes) else json.dumps(event).encode()
         more = {} if timeout_s is None else {"X-Coldstart-Timeout-S": f"{timeout_s:g}"}
         sent = {"Content-Type": "application/json", **more, **(headers or {})}
-        with self._request("POST", "/invoke", body, sent) as response:
+        with self._request("POST", "/invoke", body, sent, limit_s=ANSWER_LIMIT_S) as response:
             yield response
 
     def _json(self, method: str, path: str) -> Any:
-        with self._request(method, path, None, {}) as response:
+        with self._request(method, path, None, {}, limit_s=LOOK_LIMIT_S) as response:
             return read_result(response.status, _headers(response), response.read()).value
 
     def _text(self, path: str) -> str:
-        with self._request("GET", path, None, {}) as response:
+        with self._request("GET", path, None, {}, limit_s=LOOK_LIMIT_S) as response:
             return response.read().decode(errors="replace")
 
     @contextlib.contextmanager
     def _request(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, limit_s: float
     ) -> Iterator[http.client.HTTPResponse]:
         import http.client  # with ssl: half of what the plugin would add to every start of pytest
 
         at = urlsplit(self._url)
-        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=ANSWER_LIMIT_S)
+        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=limit_s)
         try:
             connection.request(method, path, body, dict(headers))
             yield connection.getresponse()
@@ -316,9 +326,9 @@ class Emulator:
         return AdapterError(f"the emulator at {self._url} does not answer: {type(error).__name__}: {error}")
 
     def _until(self, look: Callable[[], T | None], what: str) -> T:
-        """What `look` gives as soon as it is true."""
+        """What `look` gives as soon as that is not None."""
         deadline_s = time.monotonic() + self._grace_s + STATE_LIMIT_S
-        while not (found := look()):
+        while (found := look()) is None:
             if time.monotonic() > deadline_s:
                 raise AdapterError(f"{what} did not come within {self._grace_s + STATE_LIMIT_S:g} s")
             time.sleep(POLL_S)
@@ -327,13 +337,13 @@ class Emulator:
 
 def _flags(options: Options) -> list[str]:
     given: dict[str, Any] = {"idle_s": IDLE_S, "grace_s": GRACE_S, "port": 0, **options}
-    given.pop("directory", None)
+    given = {name: value for name, value in given.items() if value is not None and name != "directory"}
     flags = [word for name, value in given.pop("env", {}).items() for word in ("--env", f"{name}={value}")]
     for name in ("weights", "cache_dir"):
         if name in given and "://" not in os.fspath(given[name]):
-            given[name] = os.path.abspath(given[name])  # the child may run elsewhere
+            given[name] = Path(given[name]).expanduser().absolute()  # the child may run elsewhere
     for name, value in given.items():
-        flags += [f"--{name.replace('_', '-')}", os.fspath(value) if isinstance(value, os.PathLike) else f"{value}"]
+        flags.append(f"--{name.replace('_', '-')}={value}")
     return flags
 
 

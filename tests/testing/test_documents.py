@@ -44,7 +44,7 @@ from my_handler import load
 
 @pytest.fixture
 def files():
-    return {"model.safetensors": save({"good": np.float32([1.0])})}
+    return {"model.safetensors": save({"good": np.array([1.0], np.float32)})}
 
 """
     (tmp_path / name).write_text(made + block)

@@ -218,6 +218,10 @@ def test_the_items_of_a_stream_are_there_as_they_come(count: Emulator, tmp_path:
     assert list(iterator) == [1]
 
 
+def test_a_handler_that_does_not_stream_gives_its_one_value(echo: Emulator) -> None:
+    assert [item["event"] for item in echo.stream("once")] == ["once"]
+
+
 def test_a_stream_that_is_closed_is_a_caller_who_hangs_up(count: Emulator, tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     iterator = count.stream({"to": 2, "waits_for": str(tmp_path / "never"), "ends_with": str(ended)})
@@ -265,9 +269,11 @@ def test_weights_are_read_once_a_host(emulator: StartEmulator, code: Path, tmp_p
     assert requests == {"models/": 2, "models/model/config.json": 1, "models/model/model.safetensors": 1}
 
 
-def test_weights_that_are_not_there_are_refused_at_once(emulator: StartEmulator, code: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_refused_at_once(emulator: StartEmulator, code: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such directory"):
         emulator("kit_handlers:configured", directory=code, weights=tmp_path / "nothing")
+    with pytest.raises(ConfigurationError, match="nowhere is not there"):
+        emulator("kit_handlers:echo", directory=tmp_path / "nowhere")
 
 
 def test_handlers_are_found_where_the_tests_find_modules(
@@ -277,9 +283,20 @@ def test_handlers_are_found_where_the_tests_find_modules(
     assert emulator("kit_handlers:echo").invoke(1).value["event"] == 1
 
 
+def test_a_stream_that_broke_off_is_not_taken_for_one_that_ended(code: Path, tmp_path: Path) -> None:
+    with Emulator("kit_handlers:count", directory=code) as run:
+        iterator = run.stream({"to": 2, "waits_for": str(tmp_path / "never")})
+        assert next(iterator) == 0
+        assert run._child is not None
+        os.kill(run._child.pid, signal.SIGKILL)
+        with pytest.raises(AdapterError, match="emulate ended with exit code -9|does not answer: IncompleteRead"):
+            next(iterator)
+
+
 def test_a_platform_that_was_closed_says_so(code: Path) -> None:
-    with Emulator("kit_handlers:echo", directory=code) as run:
-        pass
+    with Emulator("kit_handlers:echo", directory=code, weights=None) as run:
+        assert run.reports == []
+        assert run.replicas() == []
     run.close()
     with pytest.raises(AdapterError, match="ended with exit code"):
         run.invoke(None)
