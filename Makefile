@@ -28,6 +28,7 @@ demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)
+	@sh scripts/install_chromium.sh
 	$(BIN)/python -m pytest
 
 check: $(READY)

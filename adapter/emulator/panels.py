@@ -10,7 +10,7 @@ from typing import Any
 
 from adapter.init_report import LAYERS
 from adapter.lifecycle import Phase
-from adapter.report.html import ICON
+from adapter.report.html import ICON, breakable
 from adapter.report.rows import si
 
 Snapshot = Mapping[str, Any]
@@ -43,19 +43,23 @@ def page(snapshot: Snapshot, shown: Mapping[str, str]) -> str:
 <link rel="icon" href="{ICON}"><link rel="stylesheet" href="/assets/report.css">
 <link rel="stylesheet" href="/assets/dashboard.css"><script src="/assets/dashboard.js" defer></script></head>
 <body class="dashboard" data-target="{target}">
-<header class="top"><div><h1><code>{target}</code></h1><p class="about">{_about(snapshot)}</p></div>
+<header class="top"><div><h1><code>{breakable(snapshot["target"])}</code></h1>
+<p class="about">{_about(snapshot)}</p></div>
 <p id="connection" role="status" class="waiting">connecting</p></header>
 <main>
 <section id="summary" aria-label="Now">{shown["summary"]}</section>
+<div class="column">
 <section class="card invoke" aria-labelledby="invoke-title"><h2 id="invoke-title">Invoke</h2>{_INVOKE}</section>
 <section class="card" aria-labelledby="replicas-title"><div class="line"><h2 id="replicas-title">Replicas</h2>
 <button type="button" id="scale-to-zero" data-post="/scale-to-zero">Scale to zero</button></div>
 <div id="replicas">{shown["replicas"]}</div></section>
+</div><div class="column">
 <section class="card" aria-labelledby="starts-title"><h2 id="starts-title">Starts</h2>
 <div id="starts">{shown["starts"]}</div></section>
-<section class="card" id="waterfall" aria-label="Waterfall of a start" aria-live="off">{shown["waterfall"]}</section>
+<section class="card" id="waterfall" aria-label="Waterfall of a start">{shown["waterfall"]}</section>
 <section class="card" aria-labelledby="invocations-title"><h2 id="invocations-title">Invocations</h2>
 <div id="invocations">{shown["invocations"]}</div></section>
+</div>
 </main></body></html>
 """
 
@@ -64,7 +68,7 @@ _INVOKE = """<form id="invoke">
 <label for="event">Event, as JSON</label>
 <textarea id="event" name="event" rows="4" spellcheck="false" autocomplete="off">{}</textarea>
 <div class="line"><label class="callers">Callers at once
-<input id="callers" type="number" min="1" max="100" value="1" inputmode="numeric"></label>
+<input id="callers" type="number" min="1" max="4" value="1" inputmode="numeric"></label>
 <button type="submit" id="send" class="main">Invoke</button></div></form>
 <div id="result" aria-live="polite"></div>"""
 
@@ -289,7 +293,8 @@ def _invocation(invocation: Mapping[str, Any]) -> str:
 
 
 def _length(seconds: float) -> tuple[str, str]:
-    """A length of time with three digits or so, and its unit."""
-    if seconds < 0.9995:
-        return (f"{seconds * 1000:.3g}", "ms")
-    return (f"{seconds:.2f}", "s")
+    """A length of time as people read it, and its unit."""
+    if seconds >= 0.9995:
+        return (f"{seconds:.2f}", "s")
+    milliseconds = seconds * 1000
+    return (f"{milliseconds:.0f}" if milliseconds >= 9.95 else f"{milliseconds:.1f}", "ms")

@@ -48,7 +48,7 @@ def html_page(reports: Sequence[InitReport], *, names: Sequence[str] = ()) -> st
     sheet = style()
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    body = [f"<header><h1>{_breakable(heading)}</h1>"]
+    body = [f"<header><h1>{breakable(heading)}</h1>"]
     if len(reports) == 1:
         body.append(_verdict(reports[0]))
     body.append("</header>")
@@ -94,7 +94,7 @@ def _called(reports: Sequence[InitReport], names: Sequence[str]) -> list[str]:
 
 
 def _section(report: InitReport, name: str, shown: Sequence[tuple[str, str]], scale: Scale) -> str:
-    head = f"<h2>{escape(name)}</h2><p>{_breakable(title(report))}</p>{_verdict(report)}" if name else ""
+    head = f"<h2>{escape(name)}</h2><p>{breakable(title(report))}</p>{_verdict(report)}" if name else ""
     error = ""
     if report.error is not None:
         said = f"<code>{escape(str(report.error.get('code')))}</code> {escape(str(report.error.get('message')))}"
@@ -220,14 +220,14 @@ def _table(stages: Iterable[Stage]) -> str:
             f"<td>{_kept(escape(facts))}</td></tr>"
         )
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Every stage"><table><thead><tr>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Every stage"><table class="stages"><thead><tr>'
         '<th scope="col">stage</th><th scope="col">role</th><th scope="col">lane</th><th scope="col">start, s</th>'
         '<th scope="col">stop, s</th><th scope="col">length, s</th><th scope="col">on critical path</th>'
         f'<th scope="col">facts</th></tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
     )
 
 
-def _breakable(text: str) -> str:
+def breakable(text: str) -> str:
     """The text as HTML; a long handler's name may go on in the next line after a dot or colon."""
     return re.sub(r"([.:/_])", r"\1<wbr>", escape(text))
 

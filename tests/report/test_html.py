@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -11,10 +10,10 @@ from adapter.init_report import InitReport, init_report
 from adapter.report.drawing import Scale
 from adapter.report.html import html_page, sections
 from adapter.timeline import Span, Value
+from tests.support.html_document import Document
 
 MS = 1_000_000
 NASTY = "<script>alert('x')</script>\"&'</style>"
-VOID = {"meta", "link", "wbr"}
 
 
 def span(role: str, name: str, start_ms: int, stop_ms: int, **fields: Value) -> Span:
@@ -34,40 +33,6 @@ def report(handler: str = "handlers.echo:echo") -> InitReport:
         ],
         handler=handler,
     )
-
-
-class Document(HTMLParser):
-    """The page's tags, attributes and text; refuses tags that are not closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self._open[-1:]:
-            self.text += data
-
-    def of(self, name: str) -> list[str]:
-        return [value for _, found, value in self.attributes if found == name]
 
 
 def test_the_page_says_what_a_person_asks() -> None:

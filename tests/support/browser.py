@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -73,15 +74,14 @@ class Page:
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
-    def until(self, script: str, within_s: float = 20.0) -> Any:
-        """The expression's value as soon as it is true."""
+    def until(self, script: str, within_s: float = 20.0) -> None:
+        """Return as soon as the expression is true."""
         stop = time.monotonic() + within_s
-        while not (value := self.evaluate(script)):
+        while not self.evaluate(f"Boolean({script})"):
             if time.monotonic() > stop:
                 text = self.evaluate("document.body.innerText")
                 raise AssertionError(f"not within {within_s:g} s: {script}\n{self.complaints}\n{text[:4000]}")
             time.sleep(0.02)
-        return value
 
     def text(self, selector: str) -> str:
         """What is read at the first element of that selector."""
@@ -158,15 +158,17 @@ def browser_page() -> Iterator[Page]:
             f"--user-data-dir={profile}",
             "about:blank",
         ]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
-            with connect(_tab(process, Path(profile)), max_size=None, proxy=None) as connection:
+            with connect(_tab(process, Path(profile)), max_size=None, proxy=None, close_timeout=0.2) as connection:
                 page = Page(connection)
                 for domain in ("Page", "Runtime", "Network", "Log"):
                     page.call(f"{domain}.enable")
                 yield page
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers too
             process.wait()
 
 

@@ -10,6 +10,7 @@ const AFFECTED = {
 };
 const PAUSE_MS = 100; // between two refreshes: a hundred events a second must not become a hundred requests
 const RESULTS_SHOWN = 20;
+const AT_ONCE = 4; // a browser opens six connections to a host: one brings the events, one is left for the buttons
 
 const $ = (id) => document.getElementById(id);
 
@@ -178,19 +179,36 @@ $("invoke").addEventListener("submit", (event) => {
     return;
   }
   localStorage.setItem(remembered, text);
-  const callers = Math.min(100, Math.max(1, Number($("callers").value) || 1));
-  for (let number = 0; number < callers; number += 1) invoke(text);
+  const callers = Math.min(AT_ONCE, Math.max(1, Number($("callers").value) || 1));
+  for (let number = 0; number < callers; number += 1) queued.push({ text, ...result("waits in this page", "pending") });
+  sendQueued();
 });
+
+const queued = [];
+let underway = 0;
+
+async function sendQueued() {
+  if (underway >= AT_ONCE || !queued.length) return;
+  underway += 1;
+  const next = queued.shift();
+  sendQueued();
+  await invoke(next);
+  underway -= 1;
+  sendQueued();
+}
 
 $("event").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("invoke").requestSubmit();
 });
 
+// A line for an invocation, with what came of it below; the newest is open.
 function result(title, kind = "") {
-  const entry = document.createElement("article");
-  const head = document.createElement("p");
+  const entry = document.createElement("details");
+  const head = document.createElement("summary");
   const body = document.createElement("pre");
   entry.append(head, body);
+  for (const earlier of $("result").children) earlier.open = false;
+  entry.open = true;
   $("result").prepend(entry);
   while ($("result").children.length > RESULTS_SHOWN) $("result").lastChild.remove();
   const say = (text, className = "") => {
@@ -201,8 +219,8 @@ function result(title, kind = "") {
   return { say, body };
 }
 
-async function invoke(text) {
-  const { say, body } = result("waiting for a replica", "pending");
+async function invoke({ text, say, body }) {
+  say("waits for an answer", "pending");
   const begun = performance.now();
   const seconds = () => `${((performance.now() - begun) / 1000).toFixed(2)} s`;
   try {
