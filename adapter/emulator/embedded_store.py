@@ -40,7 +40,7 @@ class EmbeddedStore:
         environment = {
             name: value
             for name, value in options.environment.items()
-            if name in _ENVIRONMENT or name.startswith("PYTHON")
+            if name in _ENVIRONMENT or name.startswith(("PYTHON", "COLDSTART_"))
         }
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._said: deque[str] = deque(maxlen=20)

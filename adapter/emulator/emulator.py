@@ -144,8 +144,8 @@ class Emulator:
         record = self.invocations.open(len(event))
         call = self._calls[record.id] = Call(record, event, headers)
         try:
-            self._apply(self._fleet.arrive(record.id, self._loop.time(), patience_s))
             self._tell_invocation(call)
+            self._apply(self._fleet.arrive(record.id, self._loop.time(), patience_s))
             port = await call.placed()
             left_s = self.options.limits.request_limit_s
             if patience_s is not None:
