@@ -25,6 +25,7 @@ COMMANDS = {
     "invoke": Command("adapter.cli.invoke", "one cold start, one answer, and where the time went"),
     "store": Command("adapter.cli.store", "serve a directory as an object store, for laptops and tests"),
     "report": Command("adapter.cli.report", "show where a start's time went"),
+    "fetch": Command("adapter.cli.fetch", "bring weights onto this machine before a replica asks for them"),
     "inspect": Command("adapter.cli.inspect", "what a checkpoint holds: tensors, dtypes, shapes, bytes"),
     "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),
 }

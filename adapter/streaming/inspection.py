@@ -122,7 +122,7 @@ def inspect_checkpoint(
         CheckpointError: There is no complete checkpoint, or a shard is no safetensors file.
     """
     listing = list_objects(source, connections=connections)
-    found = find_checkpoint(source, listing, lambda info: _read_index(source, info), address=address)
+    found = find_checkpoint(source, listing, lambda info: read_index(source, info), address=address)
     wanted = found.selection.wanted
     shards = [each.info for each in wanted if each.kind == "shard"]
     with ThreadPoolExecutor(max(1, min(connections, len(shards)))) as pool:
@@ -185,7 +185,13 @@ def _beginning(source: RangeSource, info: ObjectInfo) -> Callable[[ByteRange], b
     return read
 
 
-def _read_index(source: RangeSource, info: ObjectInfo) -> WeightIndex:
+def read_index(source: RangeSource, info: ObjectInfo) -> WeightIndex:
+    """The weight index that an object holds.
+
+    Raises:
+        StorageError: It could not be read.
+        WeightIndexError: It is none.
+    """
     if info.size_bytes > FILE_LIMIT_BYTES:
         raise WeightIndexError(f"{info.key} has {info.size_bytes} bytes: no weight index is so large", file=info.key)
     data = bytearray(info.size_bytes)
