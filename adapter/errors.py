@@ -37,14 +37,8 @@ class AdapterError(Exception):
 
     def to_dict(self) -> dict[str, object]:
         """The error as JSON values: code, type, message, retryable, exit_code, fields."""
-        return {
-            "code": self.code,
-            "type": type(self).__name__,
-            "message": self.message,
-            "retryable": self.retryable,
-            "exit_code": self.exit_code,
-            "fields": self.fields,
-        }
+        said: dict[str, object] = {"code": self.code, "type": type(self).__name__, "message": self.message}
+        return said | {"retryable": self.retryable, "exit_code": self.exit_code, "fields": self.fields}
 
     @staticmethod
     def from_dict(value: Mapping[str, object]) -> AdapterError:
@@ -247,6 +241,13 @@ class TensorMismatch(CheckpointError):
 
     code = "checkpoint.mismatch"
     exit_code = 36
+
+
+class ChecksumMismatch(CheckpointError):
+    """What arrived is not what its checksum says, or there is none to ask. Fields: file, algorithm, expected, found."""
+
+    code = "checkpoint.checksum"
+    exit_code = 37
 
 
 class CacheError(AdapterError):

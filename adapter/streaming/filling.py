@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 from enum import Enum
 
 from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import CacheError
-from adapter.streaming.cache import Lease, PartNames, Slot
-from adapter.streaming.integrity import best_algorithm, checksums_of
+from adapter.errors import CacheError, ChecksumMismatch
+from adapter.streaming.integrity import Piece, best_algorithm, checksums_of
 from adapter.streaming.journal import JournalReader, JournalWriter
 from adapter.streaming.manifest import Kind, ObjectEntry
 from adapter.streaming.reader import open_sized, read_header
 from adapter.streaming.shard_file import PartFile
+from adapter.streaming.slot import Lease, PartNames, Slot
 
 _COPY_BYTES = 1 << 20
 
@@ -54,6 +55,8 @@ class Filling:
         self.progressed_s: float = time.monotonic()
         """When bytes last came, as seen from here."""
         self.names: PartNames | None = None
+        self.sha256: str | None = None
+        """The digest that it must have to be published."""
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._part: PartFile | None = None
@@ -146,6 +149,21 @@ class Filling:
             raise
         self._fresh = True
 
+    def salvage(self, descriptor: int, pieces: Iterable[Piece]) -> None:
+        """Take over from another file what is still as it arrived, by its checksums.
+
+        Raises:
+            NoSpace: The disk is full.
+        """
+        for piece in pieces:
+            for gap in self.missing(piece.range):
+                if gap != piece.range or not piece.algorithm.available:
+                    continue
+                data = os.pread(descriptor, gap.length, gap.start)
+                if len(data) == gap.length and piece.algorithm.of(data) == piece.value:
+                    self.write(gap.start, memoryview(data))
+        self.from_cache_bytes = self.done_bytes
+
     def go_on_without_lease(self) -> None:
         """Fill it beside a holder that stalls."""
         self.hold = Hold.OURS
@@ -212,6 +230,7 @@ class Filling:
 
         Raises:
             CacheError: The filling file was removed by somebody.
+            ChecksumMismatch: It is complete, and not what it should be.
         """
         with self._lock:
             if self.hold is Hold.DONE:
@@ -220,6 +239,10 @@ class Filling:
                 return False
             self._journal.poll()  # also what was written here is read back: its checksum
             checksums = checksums_of(self._journal.pieces, self.size_bytes, self._part.read)
+            if self.sha256 is not None:
+                found = self._part.sha256()
+                if found != self.sha256:
+                    raise mismatch(self.name, "sha256", self.sha256, found)
             self.slot.write_record(synced=False, checksums=checksums)
             try:
                 self._part.publish(self.slot.published)
@@ -319,6 +342,17 @@ class Filling:
                     position += count
         finally:
             os.close(descriptor)
+
+
+def mismatch(name: str, algorithm: str, expected: str, found: str) -> ChecksumMismatch:
+    """The error for an object that arrived whole and is not the one that was meant."""
+    return ChecksumMismatch(
+        f"{name} is not what its {algorithm} checksum says: {found}, not {expected}",
+        file=name,
+        algorithm=algorithm,
+        expected=expected,
+        found=found,
+    )
 
 
 def _any_there(names: PartNames) -> bool:

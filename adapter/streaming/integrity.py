@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import CacheError
+from adapter.errors import AdapterError, CacheError
 
+DIGESTS_NAME = "SHA256SUMS"
+"""File beside the weights with the SHA-256 digest of each, as sha256sum(1) writes it."""
 PART_BYTES = 8 << 20
 """So much of a file shares one checksum in its record: a bad one costs as much to fetch again, and 70 GB make 9000."""
 _READ_BYTES = 1 << 20
@@ -30,6 +32,8 @@ _THREADS = 4
 """A disk's queue is full with these, and a page cache gives more than one core reads."""
 
 Read = Callable[[ByteRange], bytes]
+Ended = Callable[[], AdapterError | None]
+"""Tells whether work that takes long is to be given up; its error is raised."""
 
 
 class Algorithm(NamedTuple):
@@ -187,11 +191,12 @@ def checksums_of(pieces: Iterable[Piece], size_bytes: int, read: Read) -> Checks
     return Checksums(algorithm, tuple(parts))
 
 
-def damaged(descriptor: int, checksums: Checksums) -> list[ByteRange]:
+def damaged(descriptor: int, checksums: Checksums, ended: Ended | None = None) -> list[ByteRange]:
     """The parts of a file that are not what their checksums say; reads all of it.
 
     Raises:
         LookupError: The checksums cannot be computed here.
+        AdapterError: The one that `ended` returned meanwhile.
     """
     if not checksums.algorithm.available:
         raise LookupError(f"{checksums.algorithm.name} needs the extra crc (awscrt)")
@@ -200,6 +205,7 @@ def damaged(descriptor: int, checksums: Checksums) -> list[ByteRange]:
     def is_damaged(part: tuple[ByteRange, int]) -> bool:
         if not hasattr(own, "buffer"):
             own.buffer = memoryview(bytearray(_READ_BYTES))
+        _go_on(ended)
         return crc_of(descriptor, part[0], checksums.algorithm, own.buffer) != part[1]
 
     parts = list(checksums.ranges())
@@ -219,11 +225,16 @@ def crc_of(descriptor: int, wanted: ByteRange, algorithm: Algorithm, buffer: mem
     return value
 
 
-def sha256_of(descriptor: int, size_bytes: int) -> str:
-    """The SHA-256 digest of a file, in hexadecimal digits."""
+def sha256_of(descriptor: int, size_bytes: int, ended: Ended | None = None) -> str:
+    """The SHA-256 digest of a file, in hexadecimal digits.
+
+    Raises:
+        AdapterError: The one that `ended` returned meanwhile.
+    """
     found, position = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_READ_BYTES))
     while position < size_bytes:
+        _go_on(ended)
         count = os.preadv(descriptor, [buffer[: size_bytes - position]], position)
         if count == 0:
             break
@@ -249,6 +260,12 @@ def parse_sha256(data: bytes, *, file: str) -> dict[str, str]:
     except ValueError as error:
         raise CacheError(f"{file} is no list of SHA-256 digests: {error}", file=file) from None
     return found
+
+
+def _go_on(ended: Ended | None) -> None:
+    error = ended() if ended is not None else None
+    if error is not None:
+        raise error
 
 
 @functools.cache

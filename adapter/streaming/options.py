@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
 from adapter.storage.retry import RetryPolicy
@@ -10,6 +11,10 @@ from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.waiting import Deadline
 
 MEBIBYTE = 1 << 20
+
+Verify = Literal["size", "crc", "sha256"]
+"""What is asked of a cached file before it is taken, beside its record: nothing, the checksums of its parts, or the
+digest in a file SHA256SUMS beside the weights. The last two read all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,7 @@ class StreamOptions:
     deadline: Deadline | None = None
     stall_s: float = 30.0
     """Another fetcher that brings nothing for so long is not waited for any longer."""
+    verify: Verify = "size"
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
 

@@ -6,23 +6,31 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from adapter.checkpoint.header import LENGTH_BYTES
 from adapter.checkpoint.index import WeightIndex, parse_index
-from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import AdapterError, CacheNotWritable, CheckpointError, InvocationCancelled, WeightIndexError
+from adapter.errors import (
+    AdapterError,
+    CacheNotWritable,
+    ChecksumMismatch,
+    InitTimeout,
+    InvocationCancelled,
+    WeightIndexError,
+)
 from adapter.storage.base import ObjectInfo
 from adapter.storage.retry import RetryingSource
-from adapter.streaming.cache import Cache, PartNames, is_read_only, not_writable
+from adapter.streaming.cache import Cache
 from adapter.streaming.filling import Filling, Hold
+from adapter.streaming.integrity import DIGESTS_NAME, parse_sha256
 from adapter.streaming.listing import find_checkpoint, list_objects
 from adapter.streaming.manifest import Kind, StreamManifest
 from adapter.streaming.options import StreamOptions
-from adapter.streaming.reader import read_header
+from adapter.streaming.private import is_read_only, not_writable
 from adapter.streaming.record import Identity
 from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted
 from adapter.streaming.shard_file import free_bytes, no_space
+from adapter.streaming.slot import PartNames
+from adapter.streaming.soundness import Soundness
 from adapter.streaming.waiting import wait_for
 from adapter.timeline import Timeline
 
@@ -59,7 +67,7 @@ class Preparation:
         self._timeline = timeline
         self._cancel = cancel
         self._read_only: CacheNotWritable | None = None
-        self._unsound: set[str] = set()
+        self._soundness = Soundness(options, timeline, self._ended)
 
     def prepare(self, order_hint: Sequence[str], fetch: Callable[[Filling], None]) -> StreamManifest:
         """The manifest; every object in it is published, begun here, or followed.
@@ -81,6 +89,8 @@ class Preparation:
             wanted = [Wanted(ObjectInfo(entry.key, entry.size_bytes, entry.version), entry.kind) for entry in previous]
         else:
             wanted = list(self._select(order_hint, fetch))
+        if self._options.verify == "sha256":
+            self._soundness.digests = self._read_digests(wanted, fetch)
         self._check_space(wanted)
         _allow_descriptors(len(wanted) * _DESCRIPTORS + _OTHER_DESCRIPTORS)
         for each in wanted:
@@ -114,7 +124,31 @@ class Preparation:
             raise WeightIndexError(
                 f"{info.key} has {info.size_bytes} bytes: no weight index is so large", file=info.key
             )
-        filling = self._begin(info, "index")
+        filling = self._bring(info, "index", fetch)
+        index = parse_index(filling.read(filling.whole), file=info.key)
+        filling.finish()
+        return index
+
+    def _read_digests(self, wanted: Sequence[Wanted], fetch: Callable[[Filling], None]) -> Mapping[str, str]:
+        """SHA-256 by name; what is checked against them must be known before anything is taken from the cache."""
+        found = next((each for each in wanted if each.info.key == DIGESTS_NAME), None)
+        if found is None:
+            raise ChecksumMismatch(
+                f"{self._options.address} has no {DIGESTS_NAME}, which verify=sha256 asks for; "
+                f"sha256sum * > {DIGESTS_NAME} makes one",
+                file=DIGESTS_NAME,
+            )
+        filling = self._bring(found.info, found.kind, fetch)
+        digests = parse_sha256(filling.read(filling.whole), file=DIGESTS_NAME)
+        filling.finish()
+        for each in wanted:
+            if each.kind == "shard" and each.info.key not in digests:
+                raise ChecksumMismatch(f"{DIGESTS_NAME} does not list {each.info.key}", file=each.info.key)
+        return digests
+
+    def _bring(self, info: ObjectInfo, kind: Kind, fetch: Callable[[Filling], None]) -> Filling:
+        """A small object, all of it, not published yet if it is ours."""
+        filling = self._begin(info, kind)
         if filling.hold is Hold.FOLLOWED:
             wait_for(
                 lambda: filling.catch_up() or filling.take() or None,
@@ -124,9 +158,7 @@ class Preparation:
             )
         if filling.hold is Hold.OURS:
             fetch(filling)
-        index = parse_index(filling.read(filling.whole), file=info.key)
-        filling.finish()
-        return index
+        return filling
 
     # -- where --------------------------------------------------------------------------------------------------------
 
@@ -145,9 +177,10 @@ class Preparation:
 
     def _begin(self, info: ObjectInfo, kind: Kind) -> Filling:
         filling = Filling(info.key, kind, self._cache.slot(self._identity(info)))
+        filling.sha256 = self._soundness.digest(info.key)
         names = self._previous_names(filling)
         self.fillings[info.key] = filling
-        if self._usable(filling) and names not in filling.slot.parts():
+        if names not in filling.slot.parts() and self._usable(filling, alone=self._read_only is not None):
             filling.done_before()
             return filling
         if self._read_only is not None:
@@ -182,62 +215,41 @@ class Preparation:
             else:
                 return False
             return True
-        if self._usable(filling):
+        if self._usable(filling, alone=True):
+            if not slot.trusted():
+                slot.prove()
             if names not in slot.parts():
                 filling.release()
                 filling.done_before()
                 return True
-        elif there:
-            slot.drop_published()
-        if filling.adopt(names) and not self._sound_part(filling):
+            there = False
+        with slot.remains() as remains:
+            if there:
+                slot.drop_published()
+            if not self._go_on(filling, names):
+                return False
+            for descriptor, pieces in remains:
+                filling.salvage(descriptor, pieces)
+        slot.clean(keep=filling.names)
+        return True
+
+    def _go_on(self, filling: Filling, names: PartNames | None) -> bool:
+        """A filling file, the one that is there or a new one; False when it cannot be told yet."""
+        if filling.adopt(names) and not self._soundness.usable_part(filling):
             filling.drop()
         if filling.names is None:
             try:
                 filling.create(names)
             except FileNotFoundError:
                 # only where locks lie: another took it for a dead holder's, filled it and published it
-                if not slot.trusted():
+                if not filling.slot.trusted():
                     raise
                 filling.release()
                 return False
-        slot.clean(keep=filling.names)
         return True
 
-    def _usable(self, filling: Filling) -> bool:
-        """Whether the published file can be taken as it is; a shard that lost its header's sense cannot (S-02)."""
-        if not filling.slot.trusted() or filling.name in self._unsound:
-            return False
-        if filling.kind == "shard":
-            try:
-                filling.check_header(self._options.header_limit_bytes)
-            except CheckpointError as error:
-                self._timeline.mark("cache.dropped", "network", file=filling.name, reason=error.message)
-                self._unsound.add(filling.name)
-                return False
-        filling.slot.sweep()
-        return True
-
-    def _sound_part(self, filling: Filling) -> bool:
-        """Whether the header of a filling file, as far as it is there, makes sense."""
-
-        class Missing(Exception):
-            pass
-
-        def read(wanted: ByteRange) -> bytes:
-            if filling.missing(wanted):
-                raise Missing
-            return filling.read(wanted)
-
-        if filling.kind != "shard" or filling.size_bytes < LENGTH_BYTES:
-            return True
-        try:
-            read_header(read, filling.name, filling.size_bytes, self._options.header_limit_bytes)
-        except Missing:
-            return True
-        except CheckpointError as error:
-            self._timeline.mark("cache.dropped", "network", file=filling.name, reason=error.message)
-            return False
-        return True
+    def _usable(self, filling: Filling, *, alone: bool = False) -> bool:
+        return self._soundness.usable(filling, alone=alone)
 
     def _identity(self, info: ObjectInfo) -> Identity:
         key = f"{self._options.address.rstrip('/')}/{info.key}"
@@ -249,6 +261,12 @@ class Preparation:
         if entry is None or entry.partial.parent != filling.slot.directory:
             return None
         return PartNames(entry.partial, entry.journal)
+
+    def _ended(self) -> AdapterError | None:
+        deadline = self._options.deadline
+        if deadline is not None and deadline.passed:
+            return InitTimeout("time is up while cached weights are verified", stage="cache.verify")
+        return self._cancelled()
 
     def _cancelled(self) -> AdapterError | None:
         return InvocationCancelled("the stream was cancelled") if self._cancel.is_set() else None

@@ -11,6 +11,7 @@ from typing import Self
 
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, NoSpace
+from adapter.streaming.integrity import sha256_of
 
 _TMPFS_MAGIC = 0x01021994
 _RAMFS_MAGIC = 0x858458F6
@@ -90,6 +91,10 @@ class PartFile:
     def read(self, wanted: ByteRange) -> bytes:
         """Bytes that were written before."""
         return os.pread(self._descriptor, wanted.length, wanted.start)
+
+    def sha256(self) -> str:
+        """The SHA-256 digest of all of it, in hexadecimal digits."""
+        return sha256_of(self._descriptor, self.size_bytes)
 
     def is_at(self, path: Path) -> bool:
         """Whether that name leads to this very file."""

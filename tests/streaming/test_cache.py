@@ -12,10 +12,11 @@ import pytest
 
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, CacheNotWritable
-from adapter.streaming.cache import STRANGER_S, Cache, Slot
+from adapter.streaming.cache import Cache
 from adapter.streaming.journal import JournalWriter
 from adapter.streaming.record import Identity
 from adapter.streaming.shard_file import PartFile
+from adapter.streaming.slot import STRANGER_S, Slot
 
 IDENTITY = Identity("s3://b", "s3://b/p/m.safetensors", "v1", 100)
 

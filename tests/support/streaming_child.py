@@ -17,9 +17,10 @@ from typing import Any
 
 from adapter.errors import AdapterError
 from adapter.storage.sources import open_source
-from adapter.streaming.cache import Cache, lock_exclusively
+from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import StreamOptions
+from adapter.streaming.private import lock_exclusively
 from adapter.streaming.streamer import Streamer
 from adapter.streaming.waiting import Deadline, wait_for
 
