@@ -11,13 +11,15 @@ from contextlib import suppress
 class ReadWatch:
     """Goes with a `RangeRequest`. Its reader calls the first four methods; the others are for any thread."""
 
-    __slots__ = ("_break_off", "_lock", "answered_s", "asked_s", "given_up", "interrupted", "received_bytes")
+    __slots__ = ("_break_off", "_lock", "answered_s", "asked_s", "beyond", "given_up", "interrupted", "received_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, *, beyond: bool = False) -> None:
+        self.beyond: bool = beyond
+        """Whether it may be sent although as many requests are under way as may be."""
         self.received_bytes: int = 0
         """Bytes that came off the wire, over all requests of this read."""
         self.asked_s: float | None = None
-        """When the latest request was sent (`time.monotonic`); None before the first."""
+        """When the request under way was sent (`time.monotonic`); None while there is none."""
         self.answered_s: float | None = None
         """When its answer began; None while it is waited for."""
         self.interrupted: str | None = None
@@ -56,6 +58,7 @@ class ReadWatch:
         """The answer is over; its connection may now serve another read."""
         with self._lock:
             self._break_off = None
+            self.asked_s = None
 
     # -- the watching side --------------------------------------------------------------------------------------------
 
