@@ -6,7 +6,7 @@
 #   docker build -t coldstart-adapter --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
 #
 # Layers from the one that changes least to the one that changes most: system, torch, dependencies, this package,
-# handlers. A change of code moves about a megabyte; torch (200 MB on CPU, gigabytes on CUDA) stays where it is.
+# handlers. A change of code moves 2.5 MB; torch (880 MB on CPU, gigabytes on CUDA) stays where it is.
 
 ARG DEBIAN=debian:trixie-slim
 

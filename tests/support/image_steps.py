@@ -3,8 +3,8 @@
     unshare --mount --propagation private python -m tests.support.image_steps ROOT CODE [ARGUMENTS]
 
 ROOT, an empty directory, becomes a root of its own: this machine's system and Python, read-only, stand in for Debian's,
-and the installed dependencies for the stages `torch` and `dependencies`. All else is done by the Dockerfile's own lines.
-What is in CODE is put beside the handlers, as an image made from this one would. Then the entry point runs in it as in a
+and the installed dependencies for the stages `torch` and `dependencies`. All else the Dockerfile's own lines do.
+CODE is put beside the handlers, as by an image made from this one. Then the entry point runs there as in a
 container: PID 1 of a namespace, the image's user, environment and working directory, no capability, a read-only root.
 Must be root, in a mount namespace that goes with it.
 """
