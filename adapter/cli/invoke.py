@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adapter.emulator.options import EmulatorOptions
 
 _ACCEPT = ((b"content-type", b"application/json"), (b"accept", b"text/event-stream"))
+_TERMINATED = "SIGTERM"
 _REPORT_LIMIT_S = 3.0
 """How long the report of a start may come after its answer."""
 
@@ -82,15 +83,41 @@ async def _invoke(options: EmulatorOptions, event: bytes, *, quiet: bool) -> int
 
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with Emulator(options) as emulator:
-        try:
-            async with emulator.invoke(event, _ACCEPT) as passed:
-                await _show(passed)
-        finally:
-            if not quiet:
-                await _waterfall(emulator)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel, _TERMINATED)
+    try:
+        async with Emulator(options) as emulator:
+            try:
+                async with emulator.invoke(event, _ACCEPT) as passed:
+                    await _show(passed)
+            except AdapterError:
+                _show_log(emulator, traces=True, lines=not quiet)
+                raise
+            else:
+                _show_log(emulator, traces=False, lines=not quiet)
+            finally:
+                if not quiet:
+                    await _waterfall(emulator)
+    except asyncio.CancelledError as cancelled:
+        if cancelled.args == (_TERMINATED,):
+            return 128 + signal.SIGTERM
+        raise
     return 0
+
+
+def _show_log(emulator: Emulator, *, traces: bool, lines: bool) -> None:
+    """What user code printed, and where it failed."""
+    for replica in emulator.replicas():
+        for line in emulator.log_of(replica["id"]) or ():
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if isinstance(value, dict) and "event" in value:
+                shown = str(value["trace"]) if traces and value.get("trace") else None
+            else:
+                shown = line if lines else None
+            if shown is not None:
+                print(shown, file=sys.stderr)
 
 
 async def _show(passed: Passed) -> None:
