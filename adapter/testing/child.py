@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import site
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,6 +123,9 @@ class Child:
 
 def import_path() -> list[str]:
     """Where this process finds modules beyond what any process of its interpreter does: for a child's PYTHONPATH."""
+    import site
+    import sysconfig
+
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     library += [os.path.join(path, "lib-dynload") for path in library]
     own = {os.path.realpath(path) for path in (*library, *site.getsitepackages(), site.getusersitepackages())}

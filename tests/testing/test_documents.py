@@ -7,10 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from adapter.testing import Emulator, Options, Result
 from tests.support.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+
+FIXTURES = """
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+@pytest.fixture
+def files():
+    return {"model.safetensors": save({"good": np.array([1.0], np.float32)})}
+
+@pytest.fixture
+def weights(tmp_path, files):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(files["model.safetensors"])
+    return tmp_path / "weights"
+
+"""
+"""What the page says in words where it shows less than a file."""
 
 
 def files() -> dict[str, str]:
@@ -32,22 +52,11 @@ def test_the_test_file_of_the_page_passes(tmp_path: Path) -> None:
     assert "5 passed" in done.stdout
 
 
-def test_the_handler_with_a_failing_store_is_written_as_it_is_run(tmp_path: Path) -> None:
-    (block,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "MemorySource(" in text)
-    name = "test_shown.py"
+@pytest.mark.parametrize("shown", ["def test_rate(", "def test_load_when_"])
+def test_the_shorter_tests_of_the_page_pass(tmp_path: Path, shown: str) -> None:
+    (block,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if shown in text)
     (tmp_path / "my_handler.py").write_text(files()["my_handler.py"])
-    made = """
-import numpy as np
-import pytest
-from safetensors.numpy import save
-from my_handler import load
-
-@pytest.fixture
-def files():
-    return {"model.safetensors": save({"good": np.array([1.0], np.float32)})}
-
-"""
-    (tmp_path / name).write_text(made + block)
+    (tmp_path / "test_shown.py").write_text(FIXTURES + block)
     done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
