@@ -17,6 +17,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from adapter.checkpoint.header import TensorInfo
+from adapter.checkpoint.ties import aliases
 from adapter.device.base import Device
 from adapter.device.meta import build
 from adapter.device.modules import Stored, fill, move_the_rest
@@ -31,6 +32,7 @@ from adapter.streaming.options import StreamOptions
 from adapter.streaming.streamer import Streamer
 from adapter.streaming.waiting import Deadline, Failure
 from adapter.timeline import Timeline
+from adapter.weights.further_names import needed_names
 from adapter.weights.in_process import InProcessStream
 from adapter.weights.objects import CheckpointObject, Waiting, find_places
 
@@ -79,6 +81,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         self._objects = {entry.name: CheckpointObject(entry, self._waiting, self._owned) for entry in manifest.objects}
         self._shards = [self._objects[entry.name] for entry in manifest.shards]
         self._places: dict[str, CheckpointObject] | None = None
+        self._tied: dict[str, str] = {}
         self._used: dict[str, str] = {}
         self._devices: dict[str, Device] = {}
         self._directory: Path | None = None
@@ -159,7 +162,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        """Names in the order in which their data lies in the files."""
+        """Names in the order in which their data lies in the files, then further names of tied tensors."""
         return iter(self._all_places())
 
     def __len__(self) -> int:
@@ -174,7 +177,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         Raises:
             MissingTensor: The checkpoint has none of that name.
         """
-        return self._holder(name).header().tensors[name]
+        return self._holder(name).header().tensors[self._tied.get(name, name)]
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -222,10 +225,8 @@ class Weights(Mapping[str, "torch.Tensor"]):
         with torch.inference_mode(False), torch.no_grad():
             with self._timeline.span("weights.build"):
                 module = build(factory, on_meta=strict)
-            stored = {
-                name: Stored(file_name, torch_shape(self.info(file_name)))
-                for name, file_name in model_names(self, prefix, ignore).items()
-            }
+            names = needed_names(model_names(self, prefix, ignore), self._tied, module)
+            stored = {name: Stored(held, torch_shape(self.info(held))) for name, held in names.items()}
             copied_bytes = 0
 
             def place(file_name: str) -> torch.Tensor:
@@ -360,6 +361,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         import torch
 
         holder = self._holder(name)
+        name = self._tied.get(name, name)
         with self._lock:
             self._used.setdefault(name, holder.entry.name)
         holder.wait_for(holder.header().tensors[name])
@@ -380,7 +382,9 @@ class Weights(Mapping[str, "torch.Tensor"]):
         with self._lock:
             if self._places is None:
                 index = next((each for each in self._objects.values() if each.entry.kind == "index"), None)
-                self._places = find_places(self._shards, index)
+                places = find_places(self._shards, index)
+                self._tied = aliases(self.metadata, places)
+                self._places = places | {name: places[kept] for name, kept in self._tied.items()}
             return self._places
 
     def _object(self, name: str) -> CheckpointObject:

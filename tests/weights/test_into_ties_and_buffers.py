@@ -65,7 +65,7 @@ def test_parameters_that_share_data_are_tied(tmp_path: Path) -> None:
     twin = SharedData()
     save_model(twin, str(tmp_path / "model.safetensors"))
     with Weights.open(str(tmp_path), cache_dir=tmp_path / "cache") as weights:
-        assert len(weights) == 1
+        assert len({weights.info(name).start for name in weights}) == 1
         model = weights.into(SharedData)
     assert_equal(model, twin)
     assert model.one.weight.data_ptr() == model.two.weight.data_ptr()
