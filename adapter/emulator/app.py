@@ -35,6 +35,7 @@ from adapter.errors import AdapterError, EventTooLarge, InvalidEvent, Invocation
 
 EVENT_LIMIT_BYTES = 32 << 20
 """Largest event that is taken: what a replica takes."""
+RETRY_AFTER_S = 1
 ROLES = ("supervisor", "front", "fetcher", "worker")
 _BEAT_S = 15.0
 """How often an idle stream of events says that it lives: proxies cut what is silent for 60 s."""
@@ -216,6 +217,10 @@ class _Answering:
         if not self._begun:
             status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 503)
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(described))]
+            if status == 503 and error.retryable:
+                headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+            elif status == 413:
+                headers.append((b"connection", b"close"))  # or the rest of what is too large would still be taken in
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self.end(described)
         elif self._type.startswith(b"application/x-ndjson"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,9 +118,12 @@ async def asking(
     """Send a request to a server on this machine; the answer's head is not waited for. Hangs up in the end.
 
     Raises:
-        OSError: Nobody listens there.
+        BrokenAnswer: Nobody listens there.
     """
-    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port)
+    except OSError as error:
+        raise BrokenAnswer(f"nobody listens on port {port}: {error}") from error
     try:
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {HOST}:{port}\r\nconnection: close\r\n".encode()]
         lines += [b"%s: %s\r\n" % header for header in headers]
@@ -136,8 +140,6 @@ async def fetch_json(port: int, path: str, *, timeout_s: float, method: str = "G
     Raises:
         OSError: There was no answer, none in time, or one that is no JSON.
     """
-    import json
-
     try:
         async with asyncio.timeout(timeout_s), asking(port, method, path) as answer:
             await answer.read_head()

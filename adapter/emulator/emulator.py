@@ -32,7 +32,7 @@ from adapter.emulator.fleet import (
 from adapter.emulator.hub import Hub
 from adapter.emulator.invocations import Invocations
 from adapter.emulator.options import EmulatorOptions, replica_environment
-from adapter.emulator.passing import Call, passed_headers, patience_of
+from adapter.emulator.passing import Call, passed_chunks, passed_headers, patience_of
 from adapter.emulator.replica_process import Changed, Failed, Gone, News, Ready, ReplicaOrder, ReplicaProcess, Reported
 from adapter.emulator.reports import Reports
 from adapter.errors import AdapterError, InvocationCancelled, RoleDied
@@ -154,11 +154,10 @@ class Emulator:
                 record.status = answer.status
                 start = answer.header(b"x-coldstart")
                 record.start = start.decode("ascii", "replace") if start else None
+                chunks = passed_chunks(answer, record)
                 yield Passed(
-                    answer.status, passed_headers(answer), answer.chunks(), record.replica or "", record.queued_s or 0.0
+                    answer.status, passed_headers(answer), chunks, record.replica or "", record.queued_s or 0.0
                 )
-            if record.status >= 400:
-                record.error = f"http.{record.status}"
         except AdapterError as error:
             record.error = error.code
             raise

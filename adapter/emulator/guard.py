@@ -40,13 +40,20 @@ class Guard:
     def _refused(self, scope: Scope) -> str | None:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
-        if self._loopback and urlsplit(f"//{host}").hostname not in _LOOPBACK:
+        if self._loopback and _name_in(f"//{host}") not in _LOOPBACK:
             return f"this emulator listens on this machine only, and is not called {host!r}"
         if scope["method"] in _READING:
             return None
         origin = headers.get(b"origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return f"a page of {origin} may not change anything here"
         if headers.get(b"sec-fetch-site") in ("cross-site", "same-site"):
             return "a page of another origin may not change anything here"
+        return None
+
+
+def _name_in(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:  # such as a bracket that is not closed
         return None

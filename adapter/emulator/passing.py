@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 from collections.abc import AsyncIterator
 
@@ -12,6 +13,8 @@ from adapter.emulator.invocations import Invocation
 from adapter.errors import AdapterError, InvalidEvent, WorkerDied
 
 TIMEOUT_HEADER = b"x-coldstart-timeout-s"
+_TOLD_BYTES = 64 << 10
+"""How much of an error is read for its code."""
 _REASON_S = 2.0
 """How long the end of a replica may take to be known after its connections broke."""
 
@@ -94,8 +97,6 @@ class Call:
                 yield answer
         except BrokenAnswer as error:
             raise await self._reason() from error
-        except OSError as error:  # nobody listens there any more
-            raise await self._reason() from error
 
     async def _reason(self) -> AdapterError:
         with contextlib.suppress(TimeoutError):
@@ -122,6 +123,20 @@ def patience_of(headers: Headers) -> float | None:
     if not 0 < patience_s < math.inf:
         raise InvalidEvent("the header X-Coldstart-Timeout-S is not a number of seconds above 0")
     return patience_s
+
+
+async def passed_chunks(answer: Answer, record: Invocation) -> AsyncIterator[bytes]:
+    """The answer's body; notes the code of the error that it tells, if it tells one."""
+    told = b""
+    async for chunk in answer.chunks():
+        if answer.status >= 400 and len(told) < _TOLD_BYTES:
+            told += chunk
+        yield chunk
+    if answer.status >= 400:
+        try:
+            record.error = str(json.loads(told)["error"]["code"])
+        except (ValueError, KeyError, TypeError):
+            record.error = f"http.{answer.status}"
 
 
 def passed_headers(answer: Answer) -> Headers:

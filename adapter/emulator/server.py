@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from adapter.emulator.emulator import Emulator
 from adapter.emulator.options import EmulatorOptions
 from adapter.errors import ConfigurationError
 from adapter.logs import Log
-from adapter.platforms.http_server import Server
+from adapter.platforms.http_server import CLOSING_S, Server
 
 
 def serve(options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None]) -> None:
@@ -42,7 +43,8 @@ async def _serve(options: EmulatorOptions, listener: socket.socket, on_listening
         await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         await emulator.end()  # while it is still served: who waits gets an answer, who looks sees the end
-        await server.flushed()
+        with contextlib.suppress(TimeoutError):  # who does not read holds nobody up
+            await asyncio.wait_for(server.flushed(), CLOSING_S)
         emulator.hub.close()
         server.should_exit = True
         await serving

@@ -112,6 +112,8 @@ def test_events_tell_a_snapshot_first_and_then_what_happens(counting: RunningEmu
     [
         ("POST", "/scale-to-zero", {"Origin": "http://elsewhere.example"}, 403),
         ("POST", "/invoke", {"Origin": "null"}, 403),
+        ("POST", "/invoke", {"Origin": "http://["}, 403),
+        ("GET", "/health", {"Host": "["}, 403),
         ("POST", "/invoke", {"Sec-Fetch-Site": "cross-site"}, 403),
         ("POST", "/scale-to-zero", {"Host": "rebound.example"}, 403),
         ("GET", "/events", {"Host": "rebound.example:80"}, 403),

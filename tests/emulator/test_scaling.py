@@ -128,7 +128,7 @@ def test_what_a_replica_answers_is_passed_on_as_it_is(echo: RunningEmulator) -> 
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_event"
     assert refused.headers["x-request-id"] == "mine"
-    assert echo.get("/invocations")[0]["error"] == "http.400"
+    assert echo.get("/invocations")[0]["error"] == "invalid_event"
 
 
 def test_a_killed_worker_is_replaced_inside_its_replica_and_has_a_report_of_its_own(echo: RunningEmulator) -> None:
