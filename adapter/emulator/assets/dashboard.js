@@ -238,10 +238,19 @@ async function invoke({ text, say, body }) {
       say(`${facts.join(" · ")} · ${seconds()}`, "pending");
     }
     body.textContent = pretty(shownBody);
-    say(`${facts.join(" · ")} · ${seconds()}`, answer.ok ? "good" : "bad");
+    say(`${facts.join(" · ")} · ${seconds()}`, answer.ok && !endsInError(shownBody) ? "good" : "bad");
   } catch (error) {
     say(`no answer · ${seconds()}`, "bad");
     body.textContent = String(error.message || error);
+  }
+}
+
+// A stream that fails after its first item says so in its last line.
+function endsInError(text) {
+  try {
+    return "error" in JSON.parse(text.trimEnd().split("\n").at(-1).replace(/^data: /, "")) && text.includes("\n");
+  } catch {
+    return false;
   }
 }
 
