@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from adapter.errors import AdapterError
 
@@ -42,27 +43,31 @@ sys.exit(main(arguments))
 
 
 class Child:
-    """A running command; its standard output is for what it announces, its standard error goes to a file.
+    """A running command; it announces itself on standard output, and says the rest on standard error.
 
     Args:
         arguments: The command and its arguments.
         directory: Where it runs.
-        scratch: An existing directory, for the files that it writes to.
     """
 
-    def __init__(self, arguments: Sequence[str], directory: Path, scratch: Path) -> None:
+    def __init__(self, arguments: Sequence[str], directory: Path) -> None:
         self.name: str = f"coldstart {arguments[0]}"
-        self._output, self._log = scratch / "output", scratch / "log"
+        # files without names: never full, as a pipe that nobody reads, and gone with the last process that has them
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - the same: `end` closes it
         self._last_log: str | None = None
-        with self._output.open("wb") as output, self._log.open("wb") as log:
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, json.dumps([import_path(), *arguments])],
                 cwd=directory,
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=log,
+                stdout=self._output,
+                stderr=self._log,
                 start_new_session=True,  # Ctrl-C in the terminal is for pytest, which ends this in order
             )
+        except BaseException:
+            self._close_files()
+            raise
 
     @property
     def pid(self) -> int:
@@ -72,11 +77,11 @@ class Child:
     @property
     def log(self) -> str:
         """What it has said on standard error so far; after `end`, all of it."""
-        return self._log.read_text(errors="replace") if self._last_log is None else self._last_log
+        return _content(self._log).decode(errors="replace") if self._last_log is None else self._last_log
 
     def lines(self) -> list[bytes]:
         """The whole lines of its standard output so far."""
-        return self._output.read_bytes().split(b"\n")[:-1]
+        return _content(self._output).split(b"\n")[:-1]
 
     def exit_code(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -107,7 +112,9 @@ class Child:
         return AdapterError(f"{self.name} ended with exit code {self.exit_code()} {when}; it said:\n{self.log}")
 
     def end(self, within_s: float) -> None:
-        """Ask it to end, and end it when it does not; all that it started goes with it. Its files may go after this."""
+        """Ask it to end, and end it when it does not; all that it started goes with it."""
+        if self._last_log is not None:
+            return
         assert self._process.stdin is not None
         if self.exit_code() is None:
             self._process.terminate()
@@ -119,6 +126,16 @@ class Child:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._last_log = self.log
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._output.close()
+        self._log.close()
+
+
+def _content(file: IO[bytes]) -> bytes:
+    """All of it, without moving the position at which the child writes."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 def import_path() -> list[str]:

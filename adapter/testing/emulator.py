@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -111,7 +109,6 @@ class Emulator:
     """
 
     def __init__(self, target: str, **options: Unpack[Options]) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="coldstart-test-"))
         self._grace_s = options.get("grace_s", GRACE_S)
         self._seen: dict[int, tuple[str, InitReport]] = {}
         self._child: Child | None = None
@@ -119,7 +116,7 @@ class Emulator:
             directory = Path(options.get("directory", "")).absolute()
             if not directory.is_dir():
                 raise ConfigurationError(f"the directory {directory} is not there", path=str(directory))
-            self._child = Child(["emulate", target, *_flags(options)], directory, self._scratch)
+            self._child = Child(["emulate", target, *_flags(options)], directory)
             self._url = self._child.wait_for(self._announced, "its port was open", LISTEN_LIMIT_S)
         except BaseException:
             self.close()
@@ -257,7 +254,6 @@ class Emulator:
         """End it and everything that it started; nothing where that is done."""
         if self._child is not None:
             self._child.end(self._grace_s + STATE_LIMIT_S)
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -283,9 +284,17 @@ def test_handlers_are_found_where_the_tests_find_modules(
     assert emulator("kit_handlers:echo").invoke(1).value["event"] == 1
 
 
-def test_a_stream_that_broke_off_is_not_taken_for_one_that_ended(code: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def short_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go, gone with the test; pytest's own directories are too long for a socket's path."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        yield Path(directory)
+
+
+def test_a_stream_that_broke_off_is_not_taken_for_one_that_ended(code: Path, short_directory: Path) -> None:
     with Emulator("kit_handlers:count", directory=code) as run:
-        iterator = run.stream({"to": 2, "waits_for": str(tmp_path / "never")})
+        iterator = run.stream({"to": 2, "waits_for": str(short_directory / "never")})
         assert next(iterator) == 0
         assert run._child is not None
         os.kill(run._child.pid, signal.SIGKILL)
@@ -302,7 +311,7 @@ def test_a_platform_that_was_closed_says_so(code: Path) -> None:
         run.invoke(None)
 
 
-def test_nothing_survives_tests_that_are_killed(code: Path) -> None:
+def test_nothing_survives_tests_that_are_killed(code: Path, short_directory: Path) -> None:
     program = textwrap.dedent("""
         import os, signal, sys
         from adapter.testing import Emulator
@@ -319,3 +328,4 @@ def test_nothing_survives_tests_that_are_killed(code: Path) -> None:
     tests.wait()
     tests.stdout.close()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), what=f"the end of {started}")
+    assert list(short_directory.iterdir()) == []
