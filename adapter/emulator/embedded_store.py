@@ -45,7 +45,7 @@ class EmbeddedStore:
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._said: deque[str] = deque(maxlen=20)
         self._child = Child(arguments, environment, self._on_line, self._said.append)
-        self.endpoint = ""
+        self.endpoint: str = ""
 
     async def listening(self) -> None:
         """Returns when the store can be asked, and `endpoint` is known.

@@ -70,10 +70,10 @@ class Emulator:
     def __init__(self, options: EmulatorOptions, log: Log | None = None) -> None:
         options.check()
         self.options = options
-        self.started = time.time()
-        self.invocations = Invocations()
-        self.reports = Reports()
-        self.hub = Hub()
+        self.started: float = time.time()
+        self.invocations: Invocations = Invocations()
+        self.reports: Reports = Reports()
+        self.hub: Hub = Hub()
         self.store: EmbeddedStore | None = None
         self._log = log
         self._fleet = Fleet(options.limits)

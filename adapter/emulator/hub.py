@@ -35,8 +35,8 @@ class Hub:
         self._kept: deque[Happening] = deque(maxlen=KEPT)
         self._listeners: set[asyncio.Queue[Happening | None]] = set()
         self._closed = False
-        self.last_number = 0
-        self.instance = os.urandom(4).hex()
+        self.last_number: int = 0
+        self.instance: str = os.urandom(4).hex()
         """Tells numbers of this hub from those of one before it at the same address."""
 
     def publish(self, kind: str, value: Any) -> None:

@@ -84,10 +84,10 @@ class ReplicaProcess:
     """
 
     def __init__(self, order: ReplicaOrder, tell: Callable[[ReplicaProcess, News], None]) -> None:
-        self.name = order.name
-        self.started = time.time()
+        self.name: str = order.name
+        self.started: float = time.time()
         self.port: int | None = None
-        self.phase = "cold"
+        self.phase: str = "cold"
         self.progress: Mapping[str, int] | None = None
         self.exit_code: int | None = None
         self.lines: deque[str] = deque(maxlen=LOG_LINES)
@@ -100,7 +100,7 @@ class ReplicaProcess:
         self._failure: AdapterError | None = None
         arguments = ["serve", order.target, "--host", "127.0.0.1", "--port", "0", "--report", str(self._reports.path)]
         self._child = Child(arguments, order.environment, self._on_stdout, self._on_stderr)
-        self.pid = self._child.pid
+        self.pid: int = self._child.pid
 
     def terminate(self) -> None:
         """Send SIGTERM to the supervisor, as a platform does to PID 1."""
