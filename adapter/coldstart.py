@@ -110,6 +110,8 @@ class StreamWatch:
     """Called several times a second with `done_bytes` and `total_bytes`."""
     may_sync: Callable[[], bool]
     """Blocks until what may wait can be done (the replica is ready); False: do not do it."""
+    warn: Callable[[str], None] = lambda _: None
+    """Called with what the operator should know, at most once a start."""
 
 
 _PROGRESS_S = 0.1
@@ -132,14 +134,17 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
         connections=settings.connections,
         part_bytes=settings.part_bytes,
         header_limit_bytes=settings.header_limit_bytes,
+        verify=settings.verify,
         previous=_manifest(order, address),
     )
     record = InitRecord.read(record_path(order))
     hint = record.use_order if record is not None and record.address == address else ()
     with timeline.span("storage.connect", "network"):
         source = open_source(address, connections=settings.connections)
-    with source, Streamer(source, Cache(settings.cache_dir), options, timeline) as streamer:
+    with source, Streamer(source, Cache.of(settings), options, timeline) as streamer:
         manifest = streamer.prepare(hint)
+        if streamer.notice is not None:
+            watch.warn(streamer.notice)
         manifest.write(order.manifest)
         with _reporting(streamer.progress, watch.progress):
             streamer.run()
@@ -208,6 +213,7 @@ def prepare(order: StartOrder, tell: Tell) -> Prepared:
 
         with timeline.span("import.framework"):
             import_framework()
+            import adapter.weights  # noqa: F401 - what reads tensors comes with it, not between two stages
     with timeline.span("import.handler", handler=order.target):
         handler = find_handler(order.target)
     address = order.settings.weights or handler.spec.weights

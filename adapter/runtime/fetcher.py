@@ -30,17 +30,22 @@ def main(spec: ReplicaSpec, asked: str | None) -> int:
         address, origin = (asked, "handler") if asked is not None else find_address(order)
         write_json(spec.address, {"address": address, "origin": origin})
         if address is None:
+            spec.sealed.touch()
             return 0
         log.info("stream.started", address=address, origin=origin)
         begun = time.monotonic()
 
         def sealed() -> bool:
+            spec.sealed.touch()
             log.info("stream.complete", seconds=round(time.monotonic() - begun, 3), **_done(spec))
             while not spec.ready.exists():  # fsync beside the start would slow it down (D8)
                 time.sleep(_READY_POLL_S)
             return True
 
-        stream_weights(order, address, StreamWatch(lambda now: _tell(spec, now), sealed))
+        def warn(notice: str) -> None:
+            log.warning("cache.fallback", message=notice)
+
+        stream_weights(order, address, StreamWatch(lambda now: _tell(spec, now), sealed, warn))
     except Exception as caught:
         error = describe_failure(caught)
         write_json(spec.error_of(Role.FETCHER), error.to_dict())

@@ -81,6 +81,11 @@ class ReplicaSpec:
         return self.run_dir / "report.json"
 
     @property
+    def sealed(self) -> Path:
+        """There as soon as all of the weights are, or none are wanted."""
+        return self.run_dir / "sealed"
+
+    @property
     def ready(self) -> Path:
         """There as soon as the replica is ready: what may wait, such as fsync, begins then."""
         return self.run_dir / "ready"

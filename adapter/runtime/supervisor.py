@@ -26,6 +26,8 @@ from adapter.timeline import Timeline
 DEFAULT_INIT_TIMEOUT_S = 600.0
 TERM_PATIENCE_S = 1.0
 """How long a role may ignore SIGTERM before SIGKILL; a signal can be stuck inside `dlopen` for longer."""
+_REPORT_WAIT_S = 10.0
+_REPORT_POLL_S = 0.02
 _BACK_OFF_S = (0.0, 0.2, 1.0, 3.0)
 
 
@@ -170,12 +172,20 @@ class Supervisor:
             self._timers.clear()
             seconds = (time.monotonic_ns() - self._start_ns) / 1e9
             self._log.info("replica.start.complete", seconds=round(seconds, 3), target=self._spec.target)
-            self._mains.report(self._spec, self._start_ns, None)
+            self._report_when_sealed(time.monotonic() + _REPORT_WAIT_S)
 
         elif event.get("event") == "unresponsive":
             # it ignores its cancel: another invocation must not wait behind it, nor share its state
             self._log.warning("worker.unresponsive", request_id=event.get("id"), seconds=event.get("seconds"))
             self._signal(Role.WORKER, signal.SIGKILL)
+
+    def _report_when_sealed(self, until_s: float) -> None:
+        """The stream's own span ends when the last byte is in place, which may be after the model needed it."""
+        streams = Role.FETCHER in self._pids.values() and not self._spec.sealed.exists()
+        if streams and time.monotonic() < until_s:
+            self._after(_REPORT_POLL_S, lambda: self._report_when_sealed(until_s))
+        elif self._phase is Phase.READY:
+            self._mains.report(self._spec, self._start_ns, None)
 
     def _on_phase(self, event: dict[str, object]) -> None:
         target = event.get("phase")
