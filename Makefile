@@ -6,7 +6,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CODE := $(wildcard adapter handlers examples tests scripts benchmarks fuzz)
+CODE := $(wildcard adapter handlers examples tests scripts benchmarks fuzz infra)
 FUZZ_SECONDS ?= 60
 
 .PHONY: help demo test check format bench fuzz clean

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "adapter"
-FOLDERS = ("adapter", "handlers", "examples", "tests", "scripts", "benchmarks", "fuzz")
+FOLDERS = ("adapter", "handlers", "examples", "tests", "scripts", "benchmarks", "fuzz", "infra")
 
 
 @dataclass(frozen=True, slots=True)
