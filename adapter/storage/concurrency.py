@@ -137,6 +137,11 @@ class Gate:
         """How many requests may be under way now."""
         return self._level.limit
 
+    @property
+    def slowed(self) -> bool:
+        """Whether it still keeps back because the store asked to slow down."""
+        return self._rate is not None or self._hold_until_s > self._clock()
+
     def pause_s(self, *, beyond: bool = False) -> float:
         """How long the next request has to wait at least; 0 if it may go now.
 
@@ -210,7 +215,6 @@ class Gate:
             self._slowed_s = now_s
             self._streak += 1
             self._forget(now_s)
-            # who calls has not left yet
             self._level = after_throttle(self._level, max(self._most_running, 1), self.rule)
             self._rate = refused(self._rate, len(self._accepted), now_s)
             self._begin_window(now_s)

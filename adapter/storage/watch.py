@@ -11,7 +11,17 @@ from contextlib import suppress
 class ReadWatch:
     """Goes with a `RangeRequest`. Its reader calls the first four methods; the others are for any thread."""
 
-    __slots__ = ("_break_off", "_lock", "answered_s", "asked_s", "beyond", "given_up", "interrupted", "received_bytes")
+    __slots__ = (
+        "_break_off",
+        "_lock",
+        "answered_s",
+        "asked_s",
+        "beyond",
+        "first_byte_s",
+        "given_up",
+        "interrupted",
+        "received_bytes",
+    )
 
     def __init__(self, *, beyond: bool = False) -> None:
         self.beyond: bool = beyond
@@ -22,6 +32,8 @@ class ReadWatch:
         """When the request under way was sent (`time.monotonic`); None while there is none."""
         self.answered_s: float | None = None
         """When its answer began; None while it is waited for."""
+        self.first_byte_s: float | None = None
+        """How long the first answer was waited for; None before it."""
         self.interrupted: str | None = None
         """Why the latest request was ended from outside."""
         self.given_up: bool = False
@@ -46,6 +58,8 @@ class ReadWatch:
         """
         with self._lock:
             self.answered_s = time.monotonic()
+            if self.first_byte_s is None and self.asked_s is not None:
+                self.first_byte_s = self.answered_s - self.asked_s
             self._break_off = break_off
             if self.interrupted is not None:
                 self._end()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
 from adapter.storage.retry import RetryPolicy
+from adapter.streaming.hedging import SlownessRule
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.waiting import Deadline
 
@@ -24,6 +25,9 @@ class StreamOptions:
     address: str
     """What the source was opened with; part of every object's identity in the cache."""
     connections: int = 16
+    """Range reads in flight at the beginning."""
+    most_connections: int | None = None
+    """As many as there may be where more bring more bytes; None: no more than at the beginning."""
     part_bytes: int = 8 * MEBIBYTE
     """Length of one range read."""
     chunk_bytes: int = MEBIBYTE
@@ -33,6 +37,7 @@ class StreamOptions:
     deadline: Deadline | None = None
     stall_s: float = 30.0
     """Another fetcher that brings nothing for so long is not waited for any longer."""
+    slowness: SlownessRule = field(default_factory=SlownessRule)
     verify: Verify = "size"
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
@@ -51,3 +56,39 @@ class Progress:
     requests: int
     """Range reads sent, repeats included."""
     retries: int
+    """Failed requests that were followed by another."""
+    throttles: int = 0
+    """Answers that asked to slow down."""
+    stalls: int = 0
+    """Requests that were broken off because they hardly moved."""
+    hedges: int = 0
+    """Ranges asked for a second time, on another connection, because they took much longer than others."""
+    twice_bytes: int = 0
+    """Bytes read twice for that."""
+    concurrency: int = 0
+    """Requests that may be under way now."""
+    seconds: float = 0.0
+    """Since the stream began; with `fetched_bytes` it gives the goodput."""
+    held_s: float = 0.0
+    """Waiting to be let through (the store asked to slow down, a failure's wait), added up over all threads, as are
+    the following."""
+    first_byte_s: float = 0.0
+    """From a request to its answer, connecting included."""
+    body_s: float = 0.0
+    """Receiving."""
+    disk_s: float = 0.0
+    """Checking and writing."""
+
+    def facts(self) -> dict[str, int | float]:
+        """What a report says about a stream: counts, goodput in bytes per second, seconds rounded to ms."""
+        facts: dict[str, int | float] = {
+            name.removeprefix("fetched_"): value if isinstance(value, int) else round(value, 3)
+            for name, value in asdict(self).items()
+            if name != "done_bytes"
+        }
+        return facts | {"goodput_bytes_per_s": round(self.goodput_bytes_per_s)}
+
+    @property
+    def goodput_bytes_per_s(self) -> float:
+        """Bytes from the store that were wanted, over the whole stream so far."""
+        return (self.fetched_bytes - self.twice_bytes) / self.seconds if self.seconds else 0.0

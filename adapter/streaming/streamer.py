@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -26,12 +26,12 @@ from adapter.errors import (
     LeaseTimeout,
     NoSpace,
     ObjectChanged,
-    TruncatedRead,
-    WrongRange,
 )
-from adapter.storage.base import RangeRequest, RangeSource
+from adapter.storage.base import RangeSource
+from adapter.storage.concurrency import ConcurrencyRule, Gate
 from adapter.storage.retry import RetryingSource
 from adapter.streaming.cache import Cache
+from adapter.streaming.fetching import Fetching, Read
 from adapter.streaming.filling import Filling, Hold
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import MEBIBYTE, Progress, StreamOptions
@@ -40,13 +40,17 @@ from adapter.streaming.reader import read_header
 from adapter.streaming.work import Work
 from adapter.timeline import Timeline
 
-_FIRST, _HEAD, _BULK = range(3)
+_HEDGE, _FIRST, _HEAD, _BULK = range(4)
 _FOLLOW_S = 0.01
 """How often another fetcher's progress is looked at."""
 _LEASE_S = 0.1
 """How often the lease of another is tried: a dead holder is replaced within this."""
 _TELL_S = 5.0
 """How often a wait for another fetcher is told in the timeline."""
+_LOOK_S = 0.05
+"""How often it is looked for reads that are too slow: a part usually takes longer."""
+_LEFT_S = 0.1
+"""How long threads may take to end whose reads were given up and cannot be broken off."""
 _JOIN_S = 2.0
 """How long threads may take to end after a failure; one that hangs in the network is left behind."""
 
@@ -68,14 +72,18 @@ class Streamer:
         self.timeline: Timeline = timeline or Timeline("fetcher")
         self._cancel = threading.Event()
         deadline_s = options.deadline.at_s if options.deadline is not None else None
-        self._source = RetryingSource(source, options.retry, cancel=self._cancel, deadline_s=deadline_s)
+        self._rule = ConcurrencyRule(
+            first=options.connections, most=max(options.connections, options.most_connections or 0)
+        )
+        self._source = RetryingSource(
+            source, options.retry, gate=Gate(self._rule), cancel=self._cancel, deadline_s=deadline_s
+        )
+        self._fetching = Fetching(self._source, options, self.timeline, self._cancel)
         self._preparation = Preparation(self._source, cache, options, self.timeline, self._cancel)
         self._fillings: tuple[Filling, ...] = ()
         self._work = Work(options.connections, options.chunk_bytes, "stream")
-        self._sequential: set[Filling] = set()
-        self._lock = threading.Lock()
-        self._sent_first = False
-        self._fetched_bytes = 0
+        self._begun_s: float | None = None
+        self._ended_s: float | None = None
 
     def prepare(self, order_hint: Sequence[str] = ()) -> StreamManifest:
         """What is streamed and where it will be; every file in it exists under one of its names.
@@ -100,6 +108,11 @@ class Streamer:
             self._give_up(error)
             raise
 
+    @property
+    def notice(self) -> str | None:
+        """What whoever runs this should know of the cache, such as that another directory is used; after `prepare`."""
+        return self._preparation.notice
+
     def run(self) -> Progress:
         """Bring everything; returns when every object is published.
 
@@ -109,6 +122,7 @@ class Streamer:
             InitTimeout: The deadline passed.
             InvocationCancelled: `cancel` was called.
         """
+        self._begun_s = time.monotonic()
         with self.timeline.span("weights.stream", "network") as span:
             try:
                 # small files first also in this loop: a thread takes the first task while the next is still put
@@ -119,32 +133,39 @@ class Streamer:
             except BaseException as error:
                 self._cancel.set()
                 self._work.fail(error)
-                self._work.close(_JOIN_S)
+                self._join()
                 self._give_up(error)
                 if isinstance(error, OSError):
                     raise _cache_error(error) from error
                 raise
             finally:
+                self._ended_s = time.monotonic()
                 progress = self.progress()
-                span.add(
-                    bytes=progress.fetched_bytes,
-                    total_bytes=progress.total_bytes,
-                    from_cache_bytes=progress.from_cache_bytes,
-                    requests=progress.requests,
-                    retries=progress.retries,
-                )
-            self._work.close(_JOIN_S)
+                span.add(**progress.facts())
+            self._join()
         return progress
 
     def progress(self) -> Progress:
         """How far it is. From any thread."""
+        fetching, source = self._fetching, self._source
+        seconds = 0.0 if self._begun_s is None else (self._ended_s or time.monotonic()) - self._begun_s
         return Progress(
             total_bytes=sum(filling.size_bytes for filling in self._fillings),
             done_bytes=sum(filling.done_bytes for filling in self._fillings),
             from_cache_bytes=sum(filling.from_cache_bytes for filling in self._fillings),
-            fetched_bytes=self._fetched_bytes,
-            requests=self._source.requests,
-            retries=self._source.retries,
+            fetched_bytes=fetching.fetched_bytes,
+            requests=source.requests,
+            retries=source.retries,
+            throttles=source.gate.throttles,
+            stalls=fetching.stalls,
+            hedges=fetching.hedges,
+            twice_bytes=fetching.twice_bytes,
+            concurrency=source.gate.limit,
+            seconds=seconds,
+            held_s=source.seconds.held,
+            first_byte_s=source.seconds.first_byte,
+            body_s=source.seconds.body,
+            disk_s=fetching.disk_s,
         )
 
     def cancel(self) -> None:
@@ -162,13 +183,20 @@ class Streamer:
     def close(self) -> None:
         """Give back files and leases."""
         self._cancel.set()
-        if self._work.close(_JOIN_S):
+        if self._join():
             for filling in self._preparation.fillings.values():
                 filling.close()
         else:
             # a thread still hangs in a read and may yet write: its files stay open until the process ends
             for filling in self._preparation.fillings.values():
                 filling.release()
+
+    def _join(self) -> bool:
+        """Wait for the threads; not for long where the only ones left wait for answers that nobody wants any more."""
+        if self._cancel.is_set():
+            self._fetching.give_up()
+        complete = all(filling.hold is Hold.DONE for filling in self._fillings)
+        return self._work.close(_LEFT_S if complete and self._fetching.left_behind else _JOIN_S)
 
     def __enter__(self) -> Self:
         return self
@@ -205,7 +233,15 @@ class Streamer:
                 self.timeline.mark(
                     "lease.wait", "network", file=first.name, bytes=first.done_bytes, of=first.size_bytes
                 )
-            self._work.wait(seen, _FOLLOW_S if followed else _LEASE_S)
+            self._look_at_reads()
+            self._work.wait(seen, _FOLLOW_S if followed else _LOOK_S)
+
+    def _look_at_reads(self) -> None:
+        """Give slow reads another try, and the work as many threads as help."""
+        total_bytes = sum(filling.size_bytes - filling.from_cache_bytes for filling in self._fillings)
+        for hedge in self._fetching.look(idle=self._work.idle, total_bytes=total_bytes):
+            self._work.put((_HEDGE, 0, hedge.gap.start), partial(self._bring_again, hedge))
+        self._work.allow(self._source.gate.limit + self._fetching.doubled)
 
     def _check_time(self, waiting: list[Filling]) -> None:
         deadline = self.options.deadline
@@ -260,83 +296,28 @@ class Streamer:
     def _bring_head(self, order: int, filling: Filling, buffer: memoryview) -> None:
         """The shard's first MiB, checked; only then is the rest of it worth fetching."""
         with self.timeline.span("weights.header", "network", file=filling.name):
-            self._fetch(filling, ByteRange(0, min(MEBIBYTE, filling.size_bytes)), buffer)
+            self._fetching.bring(filling, ByteRange(0, min(MEBIBYTE, filling.size_bytes)), buffer)
             self._check_header(filling, buffer)
         self._put_parts(_BULK, order, filling)
 
     def _check_header(self, filling: Filling, buffer: memoryview) -> None:
         def read(wanted: ByteRange) -> bytes:
-            self._fetch(filling, wanted, buffer)
+            self._fetching.bring(filling, wanted, buffer)
             return filling.read(wanted)
 
         read_header(read, filling.name, filling.size_bytes, self.options.header_limit_bytes)
 
     def _bring(self, filling: Filling, part: ByteRange, buffer: memoryview) -> None:
-        self._fetch(filling, part, buffer)
+        self._fetching.bring(filling, part, buffer)
         filling.finish()
+
+    def _bring_again(self, hedge: Read, buffer: memoryview) -> None:
+        self._fetching.bring_again(hedge, buffer)
+        hedge.filling.finish()
 
     def _fetch_now(self, filling: Filling) -> None:
         """A small object, in the calling thread; not published yet."""
-        self._fetch(filling, filling.whole, memoryview(bytearray(self.options.chunk_bytes)))
-
-    def _fetch(self, filling: Filling, wanted: ByteRange, buffer: memoryview) -> None:
-        for gap in filling.missing(wanted):
-            if filling.catch_up():
-                return
-            try:
-                self._read(filling, gap, buffer)
-            except WrongRange as error:
-                if not error.fields.get("ignores_range"):
-                    raise
-                self._read_whole(filling, buffer)
-                return
-
-    def _read_whole(self, filling: Filling, buffer: memoryview) -> None:
-        """From a store that always sends all of an object: once, from its beginning (S-09)."""
-        with self._lock:
-            first = filling not in self._sequential
-            self._sequential.add(filling)
-        if not first:
-            return
-        for left in reversed(range(self.options.retry.attempts)):
-            try:
-                self._read(filling, filling.whole, buffer)
-            except WrongRange as error:
-                # it broke, and the rest could not be had alone: all of it again
-                if not error.fields.get("ignores_range") or not left:
-                    raise
-            else:
-                return
-
-    def _read(self, filling: Filling, gap: ByteRange, buffer: memoryview) -> None:
-        identity = filling.slot.identity
-        with self._lock:
-            first, self._sent_first = not self._sent_first, True
-        if first:
-            self.timeline.mark("storage.first_range", "network", key=filling.name)
-        position = gap.start
-        with closing(
-            self._source.read_chunks(RangeRequest(filling.name, position, gap.length, identity.version), buffer)
-        ) as chunks:
-            for answer in chunks:
-                if answer.info.size_bytes != identity.size_bytes:
-                    raise ObjectChanged(
-                        f"{filling.name} has {answer.info.size_bytes} bytes now, not {identity.size_bytes} as listed",
-                        key=filling.name,
-                    )
-                if answer.length_bytes:
-                    filling.write(position, buffer[: answer.length_bytes])
-                position += answer.length_bytes
-                with self._lock:
-                    self._fetched_bytes += answer.length_bytes
-                if self._cancel.is_set():
-                    raise InvocationCancelled("the stream was cancelled")
-        if position < gap.stop:
-            raise TruncatedRead(
-                f"the store gave {position - gap.start} of {gap.length} bytes of {filling.name} from {gap.start}",
-                key=filling.name,
-                range=str(gap),
-            )
+        self._fetching.bring(filling, filling.whole, memoryview(bytearray(self.options.chunk_bytes)))
 
 
 def _is_about(error: AdapterError, name: str) -> bool:

@@ -17,7 +17,7 @@ class Work:
     """Tasks in the order of their priority. Threads are made when there is work for them.
 
     Args:
-        threads: The most that run at a time.
+        threads: The most that run at a time, until `allow` says otherwise.
         buffer_bytes: Length of each thread's buffer.
         name: Beginning of the threads' names.
     """
@@ -30,7 +30,7 @@ class Work:
         self._tasks: list[tuple[Priority, int, Task]] = []
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        self._busy = 0
         self._ended = 0
         self._closed = False
         self._error: BaseException | None = None
@@ -46,12 +46,21 @@ class Work:
             if self._closed:
                 return
             heapq.heappush(self._tasks, (priority, next(self._count), task))
-            if len(self._tasks) > self._idle and len(self._threads) < self._most:
-                # daemons: a read that hangs in the network must not keep the process from ending
-                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._make_threads()
             self._changed.notify()
+
+    def allow(self, threads: int) -> None:
+        """So many may run at a time from now on; those that run beyond end what they do."""
+        with self._changed:
+            if threads != self._most and not self._closed:
+                self._most = threads
+                self._make_threads()
+                self._changed.notify_all()
+
+    @property
+    def idle(self) -> bool:
+        """Whether every task has been begun."""
+        return not self._tasks
 
     @property
     def ended(self) -> int:
@@ -84,22 +93,30 @@ class Work:
             thread.join(max(0.0, end_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _make_threads(self) -> None:
+        wanted = min(self._most, self._busy + len(self._tasks))
+        while len(self._threads) < wanted:
+            # daemons: a read that hangs in the network must not keep the process from ending
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def _run(self) -> None:
         buffer = memoryview(bytearray(self._buffer_bytes))
         while True:
             with self._changed:
-                while not self._tasks and not self._closed:
-                    self._idle += 1
+                while not self._closed and (not self._tasks or self._busy >= self._most):
                     self._changed.wait()
-                    self._idle -= 1
                 if self._closed:
                     return
                 task = heapq.heappop(self._tasks)[2]
+                self._busy += 1
             try:
                 task(buffer)
             except BaseException as error:  # noqa: BLE001 - who watches the work raises it
                 self.fail(error)
                 return
             with self._changed:
+                self._busy -= 1
                 self._ended += 1
                 self._changed.notify_all()
