@@ -27,6 +27,7 @@ COMMANDS = {
     "report": Command("adapter.cli.report", "show where a start's time went"),
     "fetch": Command("adapter.cli.fetch", "bring weights onto this machine before a replica asks for them"),
     "inspect": Command("adapter.cli.inspect", "what a checkpoint holds: tensors, dtypes, shapes, bytes"),
+    "convert": Command("adapter.cli.convert", "pickled checkpoints into safetensors that stream and map well"),
     "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),
 }
 

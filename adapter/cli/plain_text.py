@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -46,3 +47,19 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
         ).rstrip()
         for row in rows
     ]
+
+
+def parse_bytes(text: str) -> int:
+    """The number that `5GB`, `1.5 MiB` or `4096` says.
+
+    Raises:
+        ValueError: It says none above zero.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kMGTP]?)(i?)B?\s*", text)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is no size: 5GB, 500MB or 512MiB are")
+    step = " kMGTP".index(found[2] or " ")
+    size_bytes = int(float(found[1]) * (1024 if found[3] else 1000) ** step)
+    if size_bytes < 1:
+        raise ValueError(f"{text!r} is less than a byte")
+    return size_bytes

@@ -80,14 +80,15 @@ def select(
     for name, info in listing.items():
         if name in choice.shards:
             continue
-        if _belongs(name, info):
+        if belongs(name, info):
             wanted.append(Wanted(info, "index" if name == index_name else "file"))
         else:
             skipped.append(name)
     return Selection(tuple(wanted), tuple(skipped))
 
 
-def _belongs(name: str, info: ObjectInfo) -> bool:
+def belongs(name: str, info: ObjectInfo) -> bool:
+    """Whether an object that is no shard is taken along: of sensible size and name, no weights in another format."""
     if info.size_bytes > FILE_LIMIT_BYTES or name.endswith(SHARD_SUFFIX):
         return False
     if PurePosixPath(name).suffix.lower() in OTHER_WEIGHTS:
