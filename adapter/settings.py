@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from adapter.errors import ConfigurationError
 
 MEBIBYTE = 1 << 20
+Verify = Literal["size", "crc", "sha256"]
 
 
 def _temporary(environment: Mapping[str, str]) -> str:
@@ -32,6 +33,15 @@ class Settings:
     """Address of the weights; wins over the decorator's."""
     cache_dir: Path
     """Where shards and other files are kept between starts."""
+    cache_fallback: Path | None = None
+    """Where they go when this user cannot write to `cache_dir`; `none` refuses to start instead."""
+    cache_limit_bytes: int | None = None
+    """The most that all cached files may have together; None: what the disk has, or 80 % of the memory on tmpfs."""
+    cache_floor_bytes: int = 1024 * MEBIBYTE
+    """Room on the disk that is left for others as long as anything can be evicted for it."""
+    verify: Verify = "size"
+    """What cached weights are checked for before they are taken, beside their record: nothing more, the checksum of
+    each part (crc), or digests in a file SHA256SUMS beside them (sha256). The last two read all of them."""
     run_root: Path
     """Where a replica's run directory (sockets, timeline) is made; short: a socket's path holds 107 bytes at most."""
     host: str = "0.0.0.0"
@@ -65,6 +75,7 @@ class Settings:
         """
         read: dict[str, Any] = {
             "cache_dir": _default_cache(environment),
+            "cache_fallback": Path(_temporary(environment)) / f"coldstart-{os.geteuid()}",
             "run_root": Path(_temporary(environment)),
         }
         if environment.get("PORT"):
@@ -107,6 +118,16 @@ def _whole(low: int) -> Callable[[str], int]:
     return parse
 
 
+def _path_or_none(text: str) -> Path | None:
+    return None if text.lower() == "none" else Path(text)
+
+
+def _verify(text: str) -> str:
+    if text.lower() not in get_args(Verify):
+        raise ValueError(f"one of {', '.join(get_args(Verify))} is wanted")
+    return text.lower()
+
+
 def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
@@ -123,6 +144,10 @@ def _level(text: str) -> str:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "weights": str,
     "cache_dir": Path,
+    "cache_fallback": _path_or_none,
+    "cache_limit_bytes": _whole(1),
+    "cache_floor_bytes": _whole(0),
+    "verify": _verify,
     "run_root": Path,
     "report": Path,
     "host": str,

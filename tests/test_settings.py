@@ -21,6 +21,10 @@ def test_every_field_is_read_from_its_variable() -> None:
     values: dict[str, tuple[str, object]] = {
         "weights": ("s3://bucket/model/", "s3://bucket/model/"),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
+        "cache_fallback": ("/tmp/other", Path("/tmp/other")),
+        "cache_limit_bytes": ("1", 1),
+        "cache_floor_bytes": ("0", 0),
+        "verify": ("CRC", "crc"),
         "run_root": ("/tmp/run", Path("/tmp/run")),
         "report": ("/tmp/report.json", Path("/tmp/report.json")),
         "host": ("127.0.0.1", "127.0.0.1"),

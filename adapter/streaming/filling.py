@@ -63,6 +63,7 @@ class Filling:
         self._writer: JournalWriter | None = None
         self._journal: JournalReader | None = None
         self._fresh = False
+        self._held = -1
 
     @property
     def size_bytes(self) -> int:
@@ -98,10 +99,19 @@ class Filling:
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
-    def done_before(self) -> None:
-        """Take it from the cache as it is."""
+    def done_before(self) -> bool:
+        """Take it from the cache as it is; False when it is gone meanwhile.
+
+        It stays open here, so that it is not evicted before those who read it have it open themselves.
+        """
+        try:
+            self._held = open_sized(self.slot.published, self.size_bytes)
+        except (FileNotFoundError, CacheError):
+            return False
+        self.slot.touch()
         self.hold = Hold.DONE
         self.from_cache_bytes = self.size_bytes
+        return True
 
     def take(self) -> bool:
         """Try to get the lease; True when it is held now.
@@ -320,6 +330,9 @@ class Filling:
             if each is not None:
                 each.close()
         self._part = self._writer = self._journal = None
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def _drop_names(self) -> None:
         # the file's name before the journal's: a reader that finds a filling file must find its journal

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
+from adapter.settings import Verify
 from adapter.storage.retry import RetryPolicy
 from adapter.streaming.hedging import SlownessRule
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.waiting import Deadline
 
 MEBIBYTE = 1 << 20
-
-Verify = Literal["size", "crc", "sha256"]
-"""What is asked of a cached file before it is taken, beside its record: nothing, the checksums of its parts, or the
-digest in a file SHA256SUMS beside the weights. The last two read all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +35,7 @@ class StreamOptions:
     """Another fetcher that brings nothing for so long is not waited for any longer."""
     slowness: SlownessRule = field(default_factory=SlownessRule)
     verify: Verify = "size"
+    """What is asked of a cached file before it is taken, as in the settings."""
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from adapter.checkpoint.index import WeightIndex, parse_index
 from adapter.errors import (
     AdapterError,
+    CacheError,
     CacheNotWritable,
     ChecksumMismatch,
     InitTimeout,
@@ -20,15 +21,15 @@ from adapter.errors import (
 from adapter.storage.base import ObjectInfo
 from adapter.storage.retry import RetryingSource
 from adapter.streaming.cache import Cache
+from adapter.streaming.eviction import make_room
 from adapter.streaming.filling import Filling, Hold
 from adapter.streaming.integrity import DIGESTS_NAME, parse_sha256
 from adapter.streaming.listing import find_checkpoint, list_objects
 from adapter.streaming.manifest import Kind, StreamManifest
 from adapter.streaming.options import StreamOptions
 from adapter.streaming.private import is_read_only, not_writable
-from adapter.streaming.record import Identity
+from adapter.streaming.record import Identity, Trust
 from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted
-from adapter.streaming.shard_file import free_bytes, no_space
 from adapter.streaming.slot import PartNames
 from adapter.streaming.soundness import Soundness
 from adapter.streaming.waiting import wait_for
@@ -61,6 +62,8 @@ class Preparation:
     ) -> None:
         self.fillings: dict[str, Filling] = {}
         """What was begun, by name; in the manifest's order once `prepare` has returned."""
+        self.notice: str | None = None
+        """What whoever runs this should know of the cache."""
         self._source = source
         self._cache = cache
         self._options = options
@@ -79,11 +82,7 @@ class Preparation:
         Raises:
             StorageError, CheckpointError, CacheError, InitTimeout, InvocationCancelled: As `Streamer.prepare`.
         """
-        try:
-            self._cache.make()
-        except CacheNotWritable as error:
-            # a cache that is complete serves all the same
-            self._read_only = error
+        self._open_cache()
         previous = self._options.previous
         if previous is not None:
             wanted = [Wanted(ObjectInfo(entry.key, entry.size_bytes, entry.version), entry.kind) for entry in previous]
@@ -91,7 +90,7 @@ class Preparation:
             wanted = list(self._select(order_hint, fetch))
         if self._options.verify == "sha256":
             self._soundness.digests = self._read_digests(wanted, fetch)
-        self._check_space(wanted)
+        self._make_room(wanted)
         _allow_descriptors(len(wanted) * _DESCRIPTORS + _OTHER_DESCRIPTORS)
         for each in wanted:
             if each.info.key not in self.fillings:
@@ -162,29 +161,63 @@ class Preparation:
 
     # -- where --------------------------------------------------------------------------------------------------------
 
-    def _check_space(self, wanted: Iterable[Wanted]) -> None:
+    def _open_cache(self) -> None:
+        """S-23: whether it can be written is known before anything is fetched."""
+        try:
+            self._cache.make()
+        except CacheNotWritable as error:
+            # a cache that is complete serves all the same
+            self._read_only = error
+        except CacheError as error:
+            # what is somebody else's is not even read
+            self._cache = self._fallback(error)
+
+    def _fallback(self, error: CacheError) -> Cache:
+        """The cache that is used when the one that was asked for cannot be; told once.
+
+        Raises:
+            CacheError: There is none; the error that was given.
+        """
+        fallback = self._cache.fallback
+        if fallback is None:
+            raise error
+        if self.notice is None:
+            try:
+                fallback.make(in_public=True)
+            except CacheError:
+                raise error from None
+            self.notice = (
+                f"{error.message}; meanwhile what is not in it goes to {fallback.root}, which may not survive this "
+                "replica (COLDSTART_CACHE_FALLBACK=none refuses to start instead)"
+            )
+            self._timeline.mark("cache.fallback", "network", path=str(fallback.root), reason=error.message)
+        return fallback
+
+    def _make_room(self, wanted: Iterable[Wanted]) -> None:
         """S-19: before anything is fetched, so that nothing has to be thrown away half-way."""
-        if self._read_only is not None:
-            return
-        needed = 0
+        cache, needed_bytes, keep = self._cache, 0, set()
         for each in wanted:
             slot = self._cache.slot(self._identity(each.info))
-            if not slot.trusted():
-                needed += slot.identity.size_bytes - slot.allocated_bytes()
-        place = self._cache.root / "v1" / "objects"
-        if needed > free_bytes(place):
-            raise no_space(place, needed)
+            if slot.trust() is Trust.NONE and self._read_only is not None:
+                if self._cache.fallback is None:
+                    return
+                cache = self._fallback(self._read_only)
+                slot = cache.slot(slot.identity)
+            keep.add(slot.directory)
+            if slot.trust() is Trust.NONE:
+                needed_bytes += slot.identity.size_bytes - slot.allocated_bytes()
+        for gone in make_room(cache, needed_bytes, keep):
+            self._timeline.mark("cache.evicted", "network", file=gone.title, bytes=gone.bytes_on_disk)
 
     def _begin(self, info: ObjectInfo, kind: Kind) -> Filling:
-        filling = Filling(info.key, kind, self._cache.slot(self._identity(info)))
-        filling.sha256 = self._soundness.digest(info.key)
-        names = self._previous_names(filling)
-        self.fillings[info.key] = filling
-        if names not in filling.slot.parts() and self._usable(filling, alone=self._read_only is not None):
-            filling.done_before()
+        filling = self._filling(info, kind, self._cache)
+        if self._take_published(filling, alone=self._read_only is not None):
             return filling
         if self._read_only is not None:
-            raise self._read_only
+            filling = self._filling(info, kind, self._fallback(self._read_only))
+            if self._take_published(filling):
+                return filling
+        names = self._previous_names(filling)
         begun_s = time.monotonic()
         try:
             wait_for(
@@ -199,15 +232,26 @@ class Preparation:
             raise
         return filling
 
+    def _filling(self, info: ObjectInfo, kind: Kind, cache: Cache) -> Filling:
+        filling = self.fillings[info.key] = Filling(info.key, kind, cache.slot(self._identity(info)))
+        filling.sha256 = self._soundness.digest(info.key)
+        return filling
+
+    def _take_published(self, filling: Filling, *, alone: bool = False) -> bool:
+        """Take it from the cache as it is, unless readers of an earlier manifest wait for a filling file."""
+        if self._previous_names(filling) in filling.slot.parts():
+            return False
+        return self._soundness.usable(filling, alone=alone) and filling.done_before()
+
     def _claim(self, filling: Filling, names: PartNames | None, begun_s: float) -> bool:
         """Take it from the cache, fill it, or follow who does; False when that cannot be told yet."""
         slot = filling.slot
         # looked at before its record is: a record is written first, so a file without one is really without proof
         there = os.path.lexists(slot.published)
         if not filling.take():
-            if self._usable(filling):
-                filling.done_before()
-            elif not os.path.lexists(slot.published) and filling.adopt(names):
+            if self._soundness.usable(filling, alone=False):
+                return filling.done_before()
+            if not os.path.lexists(slot.published) and filling.adopt(names):
                 filling.hold = Hold.FOLLOWED
             elif time.monotonic() - begun_s > self._options.stall_s:
                 filling.go_on_without_lease()
@@ -215,13 +259,13 @@ class Preparation:
             else:
                 return False
             return True
-        if self._usable(filling, alone=True):
+        if self._soundness.usable(filling, alone=True):
             if not slot.trusted():
                 slot.prove()
             if names not in slot.parts():
+                done = filling.done_before()
                 filling.release()
-                filling.done_before()
-                return True
+                return done
             there = False
         with slot.remains() as remains:
             if there:
@@ -247,9 +291,6 @@ class Preparation:
                 filling.release()
                 return False
         return True
-
-    def _usable(self, filling: Filling, *, alone: bool = False) -> bool:
-        return self._soundness.usable(filling, alone=alone)
 
     def _identity(self, info: ObjectInfo) -> Identity:
         key = f"{self._options.address.rstrip('/')}/{info.key}"

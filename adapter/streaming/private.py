@@ -26,6 +26,18 @@ def lock_exclusively(descriptor: int) -> bool:
     return True
 
 
+def lock_file(path: Path) -> int | None:
+    """A descriptor that holds the lock of a file, made if need be; None when another has it or it cannot be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    if lock_exclusively(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 def make_private(path: Path) -> None:
     """Make a directory for this user alone, or check the one that is there.
 

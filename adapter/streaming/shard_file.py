@@ -190,6 +190,15 @@ def no_space(path: Path, needed_bytes: int) -> NoSpace:
     )
 
 
+def is_memory(directory: Path) -> bool:
+    """Whether files in a directory are kept in memory (tmpfs)."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _magic(descriptor) in (_TMPFS_MAGIC, _RAMFS_MAGIC)
+    finally:
+        os.close(descriptor)
+
+
 def _fallocate(descriptor: int, size_bytes: int) -> int:
     """fallocate(2); gives errno, 0 when it worked."""
     call = ctypes.CDLL(None, use_errno=True).fallocate

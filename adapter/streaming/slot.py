@@ -16,6 +16,7 @@ from adapter.errors import CacheError
 from adapter.streaming.integrity import Checksums, Ended, Piece, damaged
 from adapter.streaming.journal import JournalHeader, JournalReader
 from adapter.streaming.manifest import sync_directory
+from adapter.streaming.pins import PREFIX as PIN_PREFIX
 from adapter.streaming.private import make_private
 from adapter.streaming.reader import open_sized
 from adapter.streaming.record import RECORD_NAME, Identity, Record, Trust
@@ -26,7 +27,7 @@ may belong to a live holder that a lying lock did not show, on another machine w
 TEMPORARY_S = 5.0
 """The same for a file that did not get its name yet, which takes milliseconds."""
 
-_LEASE_NAME = "lease"
+LEASE_NAME = "lease"
 _BASENAME_LIMIT_BYTES = 180
 """255 bytes are the longest name a filesystem takes, and some are needed for `.journal-<id>.tmp-<id>`."""
 
@@ -80,7 +81,7 @@ class Slot:
         self.identity = identity
         self._boot = boot
         self.directory: Path = objects / identity.digest
-        self.basename: str = _file_name(identity.key)
+        self.basename: str = file_name(identity.key)
         self.published: Path = self.directory / self.basename
         self._record = self.directory / RECORD_NAME
 
@@ -140,13 +141,19 @@ class Slot:
         finally:
             os.close(descriptor)
 
+    def touch(self) -> None:
+        """Say that it was used just now: what was used longest ago is evicted first."""
+        # a cache that is read-only evicts nothing
+        with suppress(OSError):
+            os.utime(self.directory)
+
     def lease(self) -> Lease | None:
         """The right to fill, or None when another has it.
 
         Raises:
             OSError: The file of the lease cannot be made or opened.
         """
-        descriptor = os.open(self.directory / _LEASE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(self.directory / LEASE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if self._boot.lock(descriptor):
                 return Lease(descriptor)
@@ -288,8 +295,8 @@ class Slot:
         prefix = f"{self.basename}.part-"
         try:
             names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return  # a cache that cannot be read is told when it is to be written
         for name in names:
             if name.startswith(prefix) and ".tmp-" not in name[len(prefix) :]:
                 yield self._names(name[len(prefix) :])
@@ -301,13 +308,20 @@ class Slot:
         )
 
 
-def _file_name(key: str) -> str:
+def file_name(key: str) -> str:
+    """Name of an object's file in its slot, which is none of our own names."""
     name = key.rpartition("/")[2]
     encoded = name.encode("utf-8", "surrogateescape")
     if len(encoded) > _BASENAME_LIMIT_BYTES:
         name = f"long-{hashlib.sha256(encoded).hexdigest()[:32]}{os.path.splitext(name)[1][:20]}"
     # names of our own are never those of an object
-    return f"object-{name}" if name in (RECORD_NAME, _LEASE_NAME, "", ".", "..") else name
+    own = name in (RECORD_NAME, LEASE_NAME, "", ".", "..") or name.startswith(PIN_PREFIX)
+    return f"object-{name}" if own else name
+
+
+def is_filling(name: str) -> bool:
+    """Whether that is the name of a file in a slot that is not complete, or of its journal."""
+    return any(mark in name for mark in (".part-", ".journal-", ".tmp-"))
 
 
 def _is_leftover(name: str, basename: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from adapter.checkpoint.header import LENGTH_BYTES
 from adapter.checkpoint.ranges import ByteRange
@@ -34,8 +35,8 @@ class Soundness:
         self._options = options
         self._timeline = timeline
         self._ended = ended
-        self._unsound: set[str] = set()
-        self._intact: set[str] = set()
+        self._unsound: set[Path] = set()
+        self._intact: set[Path] = set()
 
     def usable(self, filling: Filling, *, alone: bool) -> bool:
         """Whether the published file can be taken as it is.
@@ -47,7 +48,7 @@ class Soundness:
         """
         slot = filling.slot
         trust = slot.trust()
-        if trust is Trust.NONE or filling.name in self._unsound:
+        if trust is Trust.NONE or slot.published in self._unsound:
             return False
         if trust is Trust.UNPROVEN and not alone:
             return False
@@ -56,12 +57,12 @@ class Soundness:
                 filling.check_header(self._options.header_limit_bytes)
             except CheckpointError as error:
                 return self._refuse(filling, error.message)
-        if filling.name not in self._intact:
+        if slot.published not in self._intact:
             if (trust is Trust.UNPROVEN or self._options.verify == "crc") and not self._fits_checksums(filling):
                 return False
             if self._options.verify == "sha256" and not self._fits_digest(filling):
                 return False
-            self._intact.add(filling.name)
+            self._intact.add(slot.published)
         slot.sweep()
         return True
 
@@ -118,5 +119,5 @@ class Soundness:
 
     def _refuse(self, filling: Filling, reason: str) -> bool:
         self._timeline.mark("cache.dropped", "network", file=filling.name, reason=reason)
-        self._unsound.add(filling.name)
+        self._unsound.add(filling.slot.published)
         return False
