@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from adapter.emulator.client import Headers
@@ -29,6 +26,7 @@ from adapter.emulator.fleet import (
     StartReplica,
     TerminateReplica,
 )
+from adapter.emulator.host import HostDirectory
 from adapter.emulator.hub import Hub
 from adapter.emulator.invocations import Invocations
 from adapter.emulator.options import EmulatorOptions, replica_environment
@@ -83,18 +81,18 @@ class Emulator:
         self._calls: dict[str, Call] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._host = Path()
+        self._host: HostDirectory | None = None
         self._told: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._host = Path(tempfile.mkdtemp(prefix="coldstart-emulator-"))
+        self._host = HostDirectory()
         try:
             if self.options.weights.directory is not None:
-                self.store = EmbeddedStore(self.options, self._host)
+                self.store = EmbeddedStore(self.options, self._host.path)
                 await self.store.listening()
             endpoint = self.store.endpoint if self.store is not None else None
-            self._environment = replica_environment(self.options, self._host, endpoint)
+            self._environment = replica_environment(self.options, self._host.path, endpoint)
         except BaseException:
             self._release()
             raise
@@ -125,7 +123,8 @@ class Emulator:
         if self.store is not None:
             self.store.close()
         self.hub.close()
-        shutil.rmtree(self._host, ignore_errors=True)
+        if self._host is not None:
+            self._host.remove()
 
     # -- invocations ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +260,8 @@ class Emulator:
         self._tell_changes()
 
     def _start(self, name: str) -> None:
-        order = ReplicaOrder(name, self.options.target, self._environment, self._host)
+        assert self._host is not None, "it was entered"
+        order = ReplicaOrder(name, self.options.target, self._environment, self._host.path)
         try:
             process = ReplicaProcess(order, self._on_news)
         except OSError as error:  # no process, no memory, no descriptors

@@ -147,8 +147,8 @@ class ReplicaProcess:
     # -- what it says --------------------------------------------------------------------------------------------------
 
     def _on_stdout(self, line: str) -> None:
-        if not line.startswith('{"kind":'):  # its reports, which the report file holds too
-            self.lines.append(line)
+        if said := without_report(line):
+            self.lines.append(said)
 
     def _on_stderr(self, line: str) -> None:
         self.lines.append(line)
@@ -234,6 +234,21 @@ class _Appended:
             return []
         self._read_bytes += len(whole) + len(end)
         return whole.splitlines() if end else []
+
+
+def without_report(line: str) -> str:
+    """A line of standard output without the report that a replica prints there too, and its report file holds.
+
+    User code that prints at the same moment shares the line with it: what is the user's is kept.
+    """
+    start = line.find('{"kind":')
+    if start < 0:
+        return line
+    try:
+        value, stop = json.JSONDecoder().raw_decode(line, start)
+    except ValueError:
+        return line
+    return line[:start] + line[stop:] if "schema_version" in value else line
 
 
 def _object(line: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,8 +208,29 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 def test_nothing_outlives_an_emulator_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "buckets" / "models").mkdir(parents=True)
-    with running_emulator("handlers.echo:echo", tmp_path, "--weights", str(tmp_path / "buckets")) as emulator:
+    arguments = ("--weights", str(tmp_path / "buckets"))
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,  # nobody is left to remove its own
+        running_emulator("handlers.echo:echo", tmp_path, *arguments, environment={"TMPDIR": short}) as emulator,
+    ):
         assert emulator.invoke({}).status_code == 200
         names = emulator.survivors()
         assert len(names) == 5, f"itself, the store, supervisor, front and worker: {names}"
         assert emulator.interrupt(signal.SIGKILL) == -signal.SIGKILL
+
+
+def test_what_a_killed_emulator_left_on_the_disk_goes_with_the_next(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path is short
+        surroundings = {"TMPDIR": short}
+        with running_emulator("handlers.echo:echo", tmp_path, environment=surroundings) as emulator:
+            assert emulator.invoke({}).status_code == 200
+            emulator.interrupt(signal.SIGKILL)
+        (left,) = Path(short).iterdir()
+        with running_emulator("handlers.echo:echo", tmp_path, environment=surroundings) as living:
+            assert left.is_dir()  # it could be one that is just being made
+            os.utime(left, (0, 0))
+            os.utime(next(path for path in Path(short).iterdir() if path != left), (0, 0))
+            with running_emulator("handlers.echo:echo", tmp_path, environment=surroundings):
+                assert not left.exists()
+                assert living.invoke({}).status_code == 200  # one that is old and lives is left alone
+        assert list(Path(short).iterdir()) == []
