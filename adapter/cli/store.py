@@ -34,6 +34,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", metavar="RATE", help="speed of all connections together: 1Gbps, 125MB/s")
     parser.add_argument("--connection", metavar="RATE", help="speed of one connection: 100Mbps")
     parser.add_argument("--first-byte-ms", type=float, default=0.0, help="wait before each answer, in milliseconds")
+    parser.add_argument("--slow-one-in", type=int, metavar="N", help="send every N-th body slowly (with --connection)")
+    parser.add_argument("--slow-factor", type=float, default=20.0, help="so many times slower (default: %(default)g)")
+    parser.add_argument("--requests-per-s", type=float, metavar="N", help="answer more requests with 503 SlowDown")
+    parser.add_argument("--for-s", type=float, default=float("inf"), help="for so long, from the first request on")
+    parser.add_argument("--retry-after", type=int, metavar="S", help="the Retry-After of these answers, in seconds")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append each request as a JSON line")
 
 
@@ -56,7 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
         bytes_per_s_total=parse_rate(arguments.link) if arguments.link else None,
         bytes_per_s_connection=parse_rate(arguments.connection) if arguments.connection else None,
         first_byte_s=arguments.first_byte_ms / 1000,
+        slow_one_in=arguments.slow_one_in,
+        slow_factor=arguments.slow_factor,
+        requests_per_s=arguments.requests_per_s,
+        throttle_s=arguments.for_s,
+        retry_after_s=arguments.retry_after,
     )
+    _check(arguments)
     listener = _listen(arguments.host, arguments.port, shaped=shaping.shaped)
     app = object_store(root.resolve(), shaping, RequestLog(arguments.log))
     config = uvicorn.Config(
@@ -74,6 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps({"endpoint": f"http://{shown}:{port}"}), flush=True)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.slow_one_in is not None and (arguments.slow_one_in < 1 or not arguments.connection):
+        raise ConfigurationError("--slow-one-in takes a number from 1 on, and --connection to say what is not slow")
+    if arguments.slow_factor < 1:
+        raise ConfigurationError("--slow-factor takes a number from 1 on")
+    if arguments.requests_per_s is not None and not arguments.requests_per_s >= 1:
+        raise ConfigurationError("--requests-per-s takes a number from 1 on")
 
 
 def _listen(host: str, port: int, *, shaped: bool) -> socket.socket:

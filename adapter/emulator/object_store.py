@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from adapter.emulator.request_log import OpenRequest, RequestLog
-from adapter.emulator.shaping import Shaping, TokenBucket
+from adapter.emulator.shaping import RequestLimit, Shaping, TokenBucket
 
 FAST_CHUNK_BYTES = 1 << 20
 """Sent at a time on an unlimited link; larger pieces gain nothing."""
@@ -84,6 +84,8 @@ class _Store:
         self.shaping = shaping
         self.log = log
         self.link = TokenBucket(shaping.bytes_per_s_total)
+        self.limit = RequestLimit(shaping)
+        self.bodies = 0
 
     async def requests(self, request: Request) -> Response:
         return JSONResponse(self.log.summary(with_log="log" in request.query_params))
@@ -97,7 +99,9 @@ class _Store:
         opened = self.log.open(request.method, bucket, "", None)
         await self._first_byte()
         there = _is_plain(bucket) and await asyncio.to_thread(os.path.isdir, os.path.join(self.root, bucket))
-        if not there:
+        if self.limit.refuses():
+            answer = self._slow_down(bucket)
+        elif not there:
             answer = _error(404, "NoSuchBucket", "The specified bucket does not exist", bucket)
         elif request.method == "HEAD":
             answer = Response(status_code=200)
@@ -115,7 +119,7 @@ class _Store:
         asked = request.headers.get("range")
         opened = self.log.open(request.method, bucket, key, asked)
         await self._first_byte()
-        answer = self._object(request, bucket, key, opened)
+        answer = self._slow_down(key) if self.limit.refuses() else self._object(request, bucket, key, opened)
         if not isinstance(answer, _ObjectAnswer):
             self.log.close(opened, answer.status_code, 0 if request.method == "HEAD" else len(answer.body))
         return answer
@@ -159,6 +163,20 @@ class _Store:
         page = await asyncio.to_thread(_page, os.path.join(self.root, bucket), prefix, delimiter, (after, limit))
         return _listing(bucket, page, query.get("encoding-type") == "url", (prefix, delimiter, limit))
 
+    def _slow_down(self, resource: str) -> Response:
+        answer = _error(503, "SlowDown", "Please reduce your request rate.", resource)
+        if self.shaping.retry_after_s is not None:
+            answer.headers["Retry-After"] = str(self.shaping.retry_after_s)
+        return answer
+
+    def connection(self) -> TokenBucket:
+        """The pace of the next body."""
+        self.bodies += 1
+        rate = self.shaping.bytes_per_s_connection
+        if rate is not None and self.shaping.slow_one_in and self.bodies % self.shaping.slow_one_in == 0:
+            rate /= self.shaping.slow_factor
+        return TokenBucket(rate)
+
     async def _first_byte(self) -> None:
         if self.shaping.first_byte_s > 0:
             await asyncio.sleep(self.shaping.first_byte_s)
@@ -191,7 +209,7 @@ class _ObjectAnswer(Response):
 
     async def _send(self, send: Send) -> None:
         store, (at, stop) = self._store, self._span
-        own = TokenBucket(store.shaping.bytes_per_s_connection)
+        own = store.connection()
         chunk_bytes = SHAPED_CHUNK_BYTES if store.shaping.shaped else FAST_CHUNK_BYTES
         async with aiofiles.open(self._found.path, "rb", buffering=0) as file:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from adapter.errors import ConfigurationError
@@ -26,6 +27,16 @@ class Shaping:
     """Of one answer; object stores give a single connection some 50–100 MB/s."""
     first_byte_s: float = 0.0
     """From the request to the first byte of its answer."""
+    slow_one_in: int | None = None
+    """Every so-many-th body is sent slowly, as some connections are for no reason that a client can see (D3)."""
+    slow_factor: float = 20.0
+    """So many times slower than a connection's rate, which has to be given."""
+    requests_per_s: float | None = None
+    """More requests than this are answered with 503 SlowDown (S-11)."""
+    throttle_s: float = float("inf")
+    """For so long, from the first request on."""
+    retry_after_s: int | None = None
+    """What those answers say of when to come again; None: nothing."""
 
     @property
     def shaped(self) -> bool:
@@ -52,6 +63,40 @@ class TokenBucket:
         self._free_at_s = max(self._free_at_s, now_s - BURST_S) + count / self._bytes_per_s
         if self._free_at_s > now_s:
             await asyncio.sleep(self._free_at_s - now_s)
+
+
+class RequestLimit:
+    """Says which requests are too many: as many as come in one second are let through at once, then the rate holds.
+
+    Args:
+        shaping: The rate, and for how long there is one.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, shaping: Shaping, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = shaping.requests_per_s
+        self._for_s = shaping.throttle_s
+        self._clock = clock
+        self._begun_s: float | None = None
+        self._at_s = 0.0
+        self._left = 0.0
+
+    def refuses(self) -> bool:
+        """Whether this request is one too many."""
+        if self._per_s is None:
+            return False
+        now_s = self._clock()
+        if self._begun_s is None:
+            self._begun_s = self._at_s = now_s
+            self._left = self._per_s
+        if now_s - self._begun_s >= self._for_s:
+            return False
+        self._left = min(self._per_s, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._left < 1:
+            return True
+        self._left -= 1
+        return False
 
 
 def parse_rate(text: str) -> float:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from adapter.emulator.shaping import TokenBucket, parse_rate
+from adapter.emulator.shaping import RequestLimit, Shaping, TokenBucket, parse_rate
 from adapter.errors import ConfigurationError
 
 
@@ -37,3 +37,19 @@ def test_a_bucket_is_never_faster_than_its_rate() -> None:
 
 def test_a_bucket_without_a_rate_never_waits() -> None:
     asyncio.run(asyncio.wait_for(TokenBucket(None).take(1 << 60), 1))
+
+
+def test_requests_beyond_the_rate_are_refused_as_long_as_the_limit_lasts() -> None:
+    """S-11"""
+    now_s = [50.0]
+    limit = RequestLimit(Shaping(requests_per_s=5, throttle_s=10), lambda: now_s[0])
+    assert [limit.refuses() for _ in range(7)] == [False] * 5 + [True] * 2
+    now_s[0] += 0.5
+    assert [limit.refuses() for _ in range(4)] == [False] * 2 + [True] * 2
+    now_s[0] += 100
+    assert not any(limit.refuses() for _ in range(100))
+
+
+def test_without_a_rate_no_request_is_too_many() -> None:
+    limit = RequestLimit(Shaping())
+    assert not any(limit.refuses() for _ in range(100))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def running_store(
     link: str | None = None,
     connection: str | None = None,
     first_byte_ms: float = 0.0,
-    port: int = 0,
+    more: Sequence[str] = (),
 ) -> Iterator[Store]:
     """`coldstart store` over `root` in a child process, until the block ends.
 
@@ -88,9 +88,9 @@ def running_store(
         link: Speed of all connections, such as `1Gbps`.
         connection: Speed of one connection.
         first_byte_ms: Wait before each answer.
-        port: 0 takes any free one.
+        more: Other flags of the command, such as `--slow-one-in`; any free port unless `--port` is among them.
     """
-    command = [sys.executable, "-m", "adapter.cli.store", str(root), "--port", str(port)]
+    command = [sys.executable, "-m", "adapter.cli.store", str(root), "--port", "0", *more]
     command += ["--link", link] if link else []
     command += ["--connection", connection] if connection else []
     command += ["--first-byte-ms", str(first_byte_ms)] if first_byte_ms else []

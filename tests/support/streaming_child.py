@@ -37,8 +37,8 @@ def start(
         cache: The cache directory.
         manifest: Where the child writes its manifest.
         env: Environment, added to an almost empty one.
-        more: `connections`, `part_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, and `go`: a path that the
-            child waits for before it begins.
+        more: `connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, and `go`:
+            a path that the child waits for before it begins.
     """
     order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
     return subprocess.Popen(
@@ -82,6 +82,7 @@ def main() -> int:
         address=order["address"],
         connections=order.get("connections", 4),
         part_bytes=order.get("part_bytes", 4 << 20),
+        chunk_bytes=order.get("chunk_bytes", 1 << 20),
         stall_s=order.get("stall_s", 30.0),
         deadline=Deadline.after(order.get("deadline_s", 60.0)),
         previous=StreamManifest.read(manifest_path) if order.get("previous") else None,
