@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,23 +137,40 @@ def make_room(cache: Cache, needed_bytes: int, keep: Collection[Path] = ()) -> l
     return gone
 
 
-def evict(found: CachedObject) -> bool:
-    """Remove an object's files unless somebody fills or uses them; True when they are gone."""
+def evict(found: CachedObject, *, force: bool = False) -> bool:
+    """Remove an object's files unless somebody fills or uses them; True when they are gone.
+
+    Args:
+        found: The object.
+        force: Also what is pinned, filled or used; whoever has a file open keeps it.
+    """
     lease = lock_file(found.directory / LEASE_NAME)
-    if lease is None:
+    if lease is None and not force:
         return False
     try:
         now = _look(found.directory)
-        if now.pins or now.is_used():
+        if not force and (now.pins or now.is_used()):
             return False
-        for path in now.files:
+        for path in (*now.files, *(found.directory / f"{PIN_PREFIX}{name}" for name in now.pins)):
             path.unlink(missing_ok=True)
         return True
     except OSError:
         return False
     finally:
         # the slot and its lease stay: who has just opened the lease must not lock a file that is gone
-        os.close(lease)
+        if lease is not None:
+            os.close(lease)
+
+
+def remove_empty(cache: Cache, *, older_s: float) -> None:
+    """Remove slots without a file that nobody touched for so long."""
+    with suppress(OSError):
+        for directory in cache.objects.iterdir():
+            with suppress(OSError):
+                if time.time() - os.stat(directory, follow_symlinks=False).st_mtime > older_s:
+                    if {each.name for each in directory.iterdir()} <= {LEASE_NAME}:
+                        (directory / LEASE_NAME).unlink(missing_ok=True)
+                        directory.rmdir()
 
 
 def is_open(path: Path) -> bool:

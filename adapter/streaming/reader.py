@@ -25,6 +25,7 @@ from adapter.streaming.waiting import Deadline, Failure, wait_for
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE_S = 1.0
 """A sealed file gets its final name before the other names go, so nothing at all for so long means: it was removed."""
+_LOOKED_AT_S = 2.0
 _LOOK_BYTES = 512
 """So much of a file's beginning tells what it is when it is no safetensors file."""
 
@@ -255,7 +256,7 @@ def open_sized(path: Path, size_bytes: int) -> int:
         CacheError: It is no plain file, or has another size.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = _open(path)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -270,3 +271,15 @@ def open_sized(path: Path, size_bytes: int) -> int:
             found_bytes=found.st_size,
         )
     return descriptor
+
+
+def _open(path: Path) -> int:
+    end_s = time.monotonic() + _LOOKED_AT_S
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except BlockingIOError:
+            # eviction asks the kernel at this moment whether the file is used, which takes microseconds
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.0005)

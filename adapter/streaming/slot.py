@@ -202,6 +202,16 @@ class Slot:
         if record is not None:
             replace(record, boot_id=self._boot.id).write(self._record)
 
+    def distrust(self) -> None:
+        """Say that the published file counts only as far as its checksums fit: the next start looks.
+
+        Raises:
+            OSError: This user cannot write there.
+        """
+        record = self.record()
+        if record is not None:
+            replace(record, boot_id="", synced=False).write(self._record)
+
     def sync(self) -> None:
         """Make the published file survive a power cut, then say so.
 

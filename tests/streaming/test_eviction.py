@@ -21,6 +21,7 @@ from adapter.streaming.cache import Cache
 from adapter.streaming.eviction import CachedObject, by_last_use, cached_objects, evict, is_open, make_room, shortfall
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.pins import pin, pins, unpin
+from adapter.streaming.reader import open_sized
 from adapter.streaming.streamer import Streamer
 from tests.support.shard_bytes import shard
 from tests.support.streams import contents, options
@@ -124,6 +125,19 @@ def test_what_another_process_has_open_or_mapped_stays(tmp_path: Path, code: str
     assert not is_open(found.published)
     assert evict(found)
     assert [each.name for each in slot.iterdir()] == ["lease"]
+
+
+def test_a_file_can_be_opened_while_it_is_asked_whether_it_is_used(tmp_path: Path) -> None:
+    model(tmp_path, "a")
+    (found,) = cached_objects(Cache(tmp_path))
+    path = found.published
+    assert path is not None
+    code = "from pathlib import Path\nfrom adapter.streaming.eviction import is_open\nfrom threading import Thread\n"
+    code += "Thread(target=lambda: [is_open(Path(path)) for _ in iter(int, 1)], daemon=True).start()"
+    with child(code, path):
+        for _ in range(2000):
+            os.close(open_sized(path, path.stat().st_size))
+    assert not is_open(path)
 
 
 def test_what_is_being_filled_stays(tmp_path: Path) -> None:
