@@ -123,6 +123,23 @@ def read_error(path: Path) -> AdapterError | None:
     return AdapterError.from_dict(value) if isinstance(value, dict) else None
 
 
+def ensure_standard_streams() -> None:
+    """Open /dev/null for standard descriptors that the caller closed.
+
+    Else the next socket or file would get such a number, and whatever is printed would go into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - for life
+
+
 def adopt_orphans() -> None:
     """Make this process the one that reaps what its descendants leave behind (PID 1 does so anyway)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

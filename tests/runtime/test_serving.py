@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
-from tests.support.replicas import Answer, running_replica, until, write_module
+import pytest
+
+from tests.support.replicas import REPOSITORY, Answer, running_replica, until, write_module
 
 
 def test_liveness_answers_within_a_second_through_start_and_a_blocking_handler(tmp_path: Path) -> None:
@@ -209,6 +216,33 @@ def test_the_run_directory_of_a_killed_replica_goes_with_the_next_start(tmp_path
             other.process.terminate()
             assert other.end() == 0
         assert list((tmp_path / "run").iterdir()) == [one.run_dir]
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_closed_and_full_standard_streams_do_not_matter(tmp_path: Path, streams: str) -> None:
+    write_module(tmp_path, "plain", PLAIN)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve = f"exec {sys.executable} -m adapter.cli serve plain:plain --host 127.0.0.1 --port {port}"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLDSTART_CACHE_DIR": str(tmp_path / "cache")}
+    replica = subprocess.Popen(["sh", "-c", f"{serve} {streams}"], cwd=tmp_path, env=environment)
+
+    def asked() -> bytes:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", data=b'"a"', timeout=10) as answer:
+                return bytes(answer.read())
+        except OSError:
+            assert replica.poll() is None
+            return b""
+
+    try:
+        assert until(asked, what="an answer") == b'"a"'
+        replica.terminate()
+        assert replica.wait(10) == 0
+    finally:
+        replica.kill()
+        replica.wait()
 
 
 PLAIN = """
