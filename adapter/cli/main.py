@@ -28,6 +28,7 @@ COMMANDS = {
     "fetch": Command("adapter.cli.fetch", "bring weights onto this machine before a replica asks for them"),
     "inspect": Command("adapter.cli.inspect", "what a checkpoint holds: tensors, dtypes, shapes, bytes"),
     "convert": Command("adapter.cli.convert", "pickled checkpoints into safetensors that stream and map well"),
+    "push": Command("adapter.cli.push", "a checkpoint into object storage, checked, in parts that readers' ranges fit"),
     "cache": Command("adapter.cli.cache", "what is kept between starts: list, verify, prune, remove, pin"),
     "new": Command("adapter.cli.new", "make a directory with a handler, its tests and its image, to begin from"),
 }

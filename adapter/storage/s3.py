@@ -219,7 +219,7 @@ class S3Source:
             raise AccessDenied(f"{self._address(request.key)!r} leads out of its prefix", **self._facts(request.key))
         return self._call(operation, "s3:GetObject", request.key, Bucket=self._bucket, Key=key, **arguments)
 
-    def _call(self, operation: str, action: str, key: str, **arguments: str) -> dict[str, Any]:
+    def _call(self, operation: str, action: str, key: str, **arguments: Any) -> dict[str, Any]:
         """One request; where credentials have expired meanwhile, one more with newly found ones (S-18)."""
         while True:
             if self._closed:

@@ -66,11 +66,16 @@ class Inspection:
         """What a start would refuse, warn of or pay for, a sentence each."""
         return (*self._duplicate_notes(), *self._index_notes(), *self._alignment_notes())
 
-    def _duplicate_notes(self) -> list[str]:
-        places: dict[str, list[str]] = {}
+    @property
+    def twice(self) -> dict[str, tuple[str, ...]]:
+        """Tensors that are in several shards, and in which: no start takes them."""
+        places: dict[str, tuple[str, ...]] = {}
         for info, shard in self.tensors:
-            places.setdefault(info.name, []).append(shard.info.key)
-        twice = [f"{shown(name)} in {' and '.join(keys)}" for name, keys in places.items() if len(keys) > 1]
+            places[info.name] = (*places.get(info.name, ()), shard.info.key)
+        return {name: keys for name, keys in places.items() if len(keys) > 1}
+
+    def _duplicate_notes(self) -> list[str]:
+        twice = [f"{shown(name)} in {' and '.join(keys)}" for name, keys in self.twice.items()]
         return [f"refused at load: {_some(twice)}: a tensor may be in one shard only"] if twice else []
 
     def _index_notes(self) -> list[str]:
