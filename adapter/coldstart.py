@@ -129,18 +129,11 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     from adapter.streaming.streamer import Streamer
 
     settings, timeline = order.settings, order.timeline
-    options = StreamOptions(
-        address=address,
-        connections=settings.connections,
-        part_bytes=settings.part_bytes,
-        header_limit_bytes=settings.header_limit_bytes,
-        verify=settings.verify,
-        previous=_manifest(order, address),
-    )
+    options = StreamOptions.of(settings, address, previous=_manifest(order, address))
     record = InitRecord.read(record_path(order))
     hint = record.use_order if record is not None and record.address == address else ()
     with timeline.span("storage.connect", "network"):
-        source = open_source(address, connections=settings.connections)
+        source = open_source(address, connections=options.reads_at_most)
     with source, Streamer(source, Cache.of(settings), options, timeline) as streamer:
         manifest = streamer.prepare(hint)
         if streamer.notice is not None:

@@ -53,7 +53,12 @@ class Settings:
     queue_limit: int = 256
     """Invocations that may wait for the worker; more are answered as busy."""
     connections: int = 16
-    """Range reads in flight at a time: 16 to 32 fill 10–25 Gb/s."""
+    """Range reads in flight at the beginning: 16 to 32 fill 10–25 Gb/s."""
+    most_connections: int = 64
+    """Range reads in flight where more bring more: a store gives one connection 50–100 MB/s, so a link of 50 Gb/s
+    needs so many. Each costs 1 MiB of memory."""
+    hedge_percent: float = 3.0
+    """How much may be read twice so as not to wait for the slowest connections, in percent of the weights; 0: none."""
     part_bytes: int = 8 * MEBIBYTE
     """Length of one range read."""
     header_limit_bytes: int = 100_000_000
@@ -156,6 +161,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "grace_s": _at_least(0),
     "queue_limit": _whole(0),
     "connections": _whole(1),
+    "most_connections": _whole(1),
+    "hedge_percent": _at_least(0),
     "part_bytes": _whole(4096),
     "header_limit_bytes": _whole(8),
     "worker_restarts": _whole(0),

@@ -33,6 +33,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         "grace_s": ("0", 0.0),
         "queue_limit": ("0", 0),
         "connections": ("32", 32),
+        "most_connections": ("128", 128),
+        "hedge_percent": ("0", 0.0),
         "part_bytes": ("16777216", 16777216),
         "header_limit_bytes": ("8", 8),
         "worker_restarts": ("0", 0),

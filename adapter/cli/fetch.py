@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
     )
     with (
         Telling("fetch", json_lines=arguments.json) as telling,
-        open_source(arguments.address, connections=settings.connections) as source,
+        open_source(arguments.address, connections=max(settings.connections, settings.most_connections)) as source,
     ):
         if arguments.to is None:
             _into_cache(source, arguments.address, settings, telling)
@@ -128,13 +128,7 @@ def _run(streamer: Streamer, telling: Telling) -> Progress:
 def _options(address: str, settings: Settings, previous: StreamManifest | None = None) -> StreamOptions:
     from adapter.streaming.options import StreamOptions
 
-    return StreamOptions(
-        address=address,
-        connections=settings.connections,
-        part_bytes=settings.part_bytes,
-        header_limit_bytes=settings.header_limit_bytes,
-        previous=previous,
-    )
+    return StreamOptions.of(settings, address, previous=previous)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Self
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
-from adapter.settings import Verify
+from adapter.settings import Settings, Verify
 from adapter.storage.retry import RetryPolicy
 from adapter.streaming.hedging import SlownessRule
 from adapter.streaming.manifest import StreamManifest
@@ -38,6 +39,25 @@ class StreamOptions:
     """What is asked of a cached file before it is taken, as in the settings."""
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
+
+    @classmethod
+    def of(cls, settings: Settings, address: str, *, previous: StreamManifest | None = None) -> Self:
+        """What the settings say, for one address."""
+        return cls(
+            address=address,
+            connections=settings.connections,
+            most_connections=settings.most_connections,
+            part_bytes=settings.part_bytes,
+            header_limit_bytes=settings.header_limit_bytes,
+            slowness=SlownessRule(hedge_share=settings.hedge_percent / 100),
+            verify=settings.verify,
+            previous=previous,
+        )
+
+    @property
+    def reads_at_most(self) -> int:
+        """Range reads that may come to be in flight at a time."""
+        return max(self.connections, self.most_connections or 0)
 
 
 @dataclass(frozen=True, slots=True)

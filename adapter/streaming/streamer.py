@@ -72,12 +72,8 @@ class Streamer:
         self.timeline: Timeline = timeline or Timeline("fetcher")
         self._cancel = threading.Event()
         deadline_s = options.deadline.at_s if options.deadline is not None else None
-        self._rule = ConcurrencyRule(
-            first=options.connections, most=max(options.connections, options.most_connections or 0)
-        )
-        self._source = RetryingSource(
-            source, options.retry, gate=Gate(self._rule), cancel=self._cancel, deadline_s=deadline_s
-        )
+        gate = Gate(ConcurrencyRule(first=options.connections, most=options.reads_at_most))
+        self._source = RetryingSource(source, options.retry, gate=gate, cancel=self._cancel, deadline_s=deadline_s)
         self._fetching = Fetching(self._source, options, self.timeline, self._cancel)
         self._preparation = Preparation(self._source, cache, options, self.timeline, self._cancel)
         self._fillings: tuple[Filling, ...] = ()
