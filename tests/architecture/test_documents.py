@@ -50,7 +50,9 @@ def test_the_layers_in_the_document_are_the_ones_that_are_checked() -> None:
     assert [line.strip() for line in block.splitlines()] == without_planned
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "examples/README.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/weights.md", "examples/README.md"]
+)
 def test_every_file_that_a_document_names_is_there(name: str) -> None:
     text = (ROOT / name).read_text()
     linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
