@@ -22,7 +22,7 @@ from adapter.streaming.budget import Room, room
 from adapter.streaming.cache import Cache
 from adapter.streaming.pins import PREFIX as PIN_PREFIX
 from adapter.streaming.pins import pins
-from adapter.streaming.private import lock_file
+from adapter.streaming.private import hold, let_go
 from adapter.streaming.record import RECORD_NAME, Record
 from adapter.streaming.slot import LEASE_NAME, file_name, is_filling
 
@@ -144,7 +144,11 @@ def evict(found: CachedObject, *, force: bool = False) -> bool:
         found: The object.
         force: Also what is pinned, filled or used; whoever has a file open keeps it.
     """
-    lease = lock_file(found.directory / LEASE_NAME)
+    path_of_lease = found.directory / LEASE_NAME
+    try:
+        lease = hold(path_of_lease)
+    except OSError:
+        lease = None
     if lease is None and not force:
         return False
     try:
@@ -159,7 +163,7 @@ def evict(found: CachedObject, *, force: bool = False) -> bool:
     finally:
         # the slot and its lease stay: who has just opened the lease must not lock a file that is gone
         if lease is not None:
-            os.close(lease)
+            let_go(path_of_lease, lease)
 
 
 def remove_empty(cache: Cache, *, older_s: float) -> None:

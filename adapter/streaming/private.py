@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from adapter.errors import CacheError, CacheNotWritable
@@ -14,11 +16,28 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
+_held: dict[Path, int] = {}
+"""Locks of this process, by their file, and the process: a forked child has none of its parent's."""
+_guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _guard  # noqa: PLW0603 - another thread may have held it at the fork, and does not exist here
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def lock_exclusively(descriptor: int) -> bool:
-    """flock(2) without waiting; also True where the filesystem has no locks, which correctness never depends on."""
+    """Lock a file for this process without waiting; False when another process has it.
+
+    Also True where the filesystem has no locks, which correctness never depends on. A lock of fcntl(2), not flock(2):
+    a forked child, which would keep an flock of its killed parent for ever, does not share it.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -26,16 +45,36 @@ def lock_exclusively(descriptor: int) -> bool:
     return True
 
 
-def lock_file(path: Path) -> int | None:
-    """A descriptor that holds the lock of a file, made if need be; None when another has it or it cannot be opened."""
-    try:
+def hold(path: Path, lock: Callable[[int], bool] = lock_exclusively) -> int | None:
+    """A descriptor that holds the lock of a file, made if need be; None when somebody has it. `let_go` ends it.
+
+    Within one process the kernel does not tell two holders apart, and closing any descriptor of the file would end
+    the lock: so a file that is held is not even opened.
+
+    Raises:
+        OSError: It cannot be made or opened.
+    """
+    with _guard:
+        if _held.get(path) == os.getpid():
+            return None
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return None
-    if lock_exclusively(descriptor):
+        try:
+            if not lock(descriptor):
+                os.close(descriptor)
+                return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        _held[path] = os.getpid()
         return descriptor
-    os.close(descriptor)
-    return None
+
+
+def let_go(path: Path, descriptor: int) -> None:
+    """End what `hold` began."""
+    with _guard:
+        os.close(descriptor)
+        if _held.get(path) == os.getpid():
+            del _held[path]
 
 
 def make_private(path: Path) -> None:

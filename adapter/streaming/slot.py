@@ -17,7 +17,7 @@ from adapter.streaming.integrity import Checksums, Ended, Piece, damaged
 from adapter.streaming.journal import JournalHeader, JournalReader
 from adapter.streaming.manifest import sync_directory
 from adapter.streaming.pins import PREFIX as PIN_PREFIX
-from adapter.streaming.private import make_private
+from adapter.streaming.private import hold, let_go, make_private
 from adapter.streaming.reader import open_sized
 from adapter.streaming.record import RECORD_NAME, Identity, Record, Trust
 
@@ -58,13 +58,14 @@ class Remains(NamedTuple):
 class Lease:
     """The right to fill one slot, held until it is released or the process ends."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
         self._descriptor = descriptor
 
     def release(self) -> None:
         """Let another have it."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            let_go(self._path, self._descriptor)
             self._descriptor = -1
 
 
@@ -153,15 +154,9 @@ class Slot:
         Raises:
             OSError: The file of the lease cannot be made or opened.
         """
-        descriptor = os.open(self.directory / LEASE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if self._boot.lock(descriptor):
-                return Lease(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        return None
+        path = self.directory / LEASE_NAME
+        descriptor = hold(path, self._boot.lock)
+        return Lease(path, descriptor) if descriptor is not None else None
 
     def parts(self) -> list[PartNames]:
         """Filling files that may be gone on with, the fullest first: of this object, size and boot, whole names."""

@@ -143,7 +143,7 @@ def test_a_file_can_be_opened_while_it_is_asked_whether_it_is_used(tmp_path: Pat
 def test_what_is_being_filled_stays(tmp_path: Path) -> None:
     slot = model(tmp_path, "a")
     (found,) = cached_objects(Cache(tmp_path))
-    code = "import fcntl\nkept = os.open(path, os.O_RDWR)\nfcntl.flock(kept, fcntl.LOCK_EX)"
+    code = "import fcntl\nkept = os.open(path, os.O_RDWR)\nfcntl.lockf(kept, fcntl.LOCK_EX)"
     with child(code, slot / "lease"):
         assert not evict(found)
     assert evict(found)

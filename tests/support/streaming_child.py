@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -37,8 +38,9 @@ def start(
         cache: The cache directory.
         manifest: Where the child writes its manifest.
         env: Environment, added to an almost empty one.
-        more: `connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, and `go`:
-            a path that the child waits for before it begins.
+        more: `connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, `fork`
+            (leave a child behind that has all its files open), and `go`: a path that the child waits for before it
+            begins.
     """
     order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
     return subprocess.Popen(
@@ -74,6 +76,16 @@ def _say(**value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
+def _leave_a_child_behind() -> None:
+    """A process that has every descriptor of this one and never ends by itself."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        while True:
+            signal.pause()
+    _say(event="forked", pid=pid)
+
+
 def main() -> int:
     """Stream as ordered."""
     order = json.loads(sys.argv[1])
@@ -98,6 +110,8 @@ def main() -> int:
                 wait_for(lambda: os.path.exists(order["go"]) or None, lambda: order["go"], deadline=options.deadline)
             streamer.prepare().write(manifest_path)
             _say(event="manifest")
+            if order.get("fork"):
+                _leave_a_child_behind()
             progress = streamer.run()
             _say(event="done", **asdict(progress))
             return 0
