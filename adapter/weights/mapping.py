@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -24,7 +23,7 @@ from adapter.device.modules import Stored, fill, move_the_rest
 from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape
-from adapter.errors import CacheError, CheckpointError, DeviceError, MissingTensor, ObjectNotFound
+from adapter.errors import CheckpointError, DeviceError, MissingTensor, ObjectNotFound
 from adapter.storage.sources import open_source
 from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
@@ -34,6 +33,7 @@ from adapter.streaming.waiting import Deadline, Failure
 from adapter.timeline import Timeline
 from adapter.weights.further_names import needed_names
 from adapter.weights.in_process import InProcessStream
+from adapter.weights.layout import lay_out
 from adapter.weights.objects import CheckpointObject, Waiting, find_places
 
 if TYPE_CHECKING:
@@ -304,26 +304,19 @@ class Weights(Mapping[str, "torch.Tensor"]):
     def directory(self) -> Path:
         """A directory in which every file has its own relative name, once all of them are complete.
 
-        The entries are symbolic links into the cache: for libraries that want a model's directory. It is removed when
-        these weights are closed.
+        The entries are symbolic links into the cache: for libraries that want a model's directory. It lies beside the
+        cache's objects and stays, so that its path is the same in every start; only where the cache is read-only it
+        is a temporary one, removed when these weights are closed.
 
         Raises:
-            CacheError: Two names exclude each other (`a` and `a/b`), or the temporary directory cannot be written.
+            CacheError: Two names exclude each other (`a` and `a/b`), or there is nowhere to write.
             AdapterError, InitTimeout: The stream failed, or took too long.
         """
         targets = {name: each.sealed() for name, each in self._objects.items()}
         with self._lock:
             if self._directory is None:
-                try:
-                    made = tempfile.TemporaryDirectory(prefix="coldstart-weights-")
-                    self._owned.callback(made.cleanup)
-                    for name, target in targets.items():
-                        link = Path(made.name, name)
-                        link.parent.mkdir(parents=True, exist_ok=True)
-                        link.symlink_to(target)
-                except OSError as error:
-                    raise CacheError(f"the files of {self.address} cannot be laid out: {error}") from error
-                self._directory = Path(made.name)
+                objects = next(iter(self._manifest)).published.parents[1]
+                self._directory = lay_out(targets, objects, self._owned)
             return self._directory
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -140,14 +140,21 @@ def test_a_path_has_the_files_own_name_and_content(weights: Weights) -> None:
     assert path.read_text("utf-8-sig") == "é"
 
 
-def test_the_directory_has_the_original_layout_and_goes_with_the_weights(weights: Weights) -> None:
+def test_the_directory_has_the_original_layout_and_is_found_again(weights: Weights) -> None:
     directory = weights.directory()
     found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     assert found == set(weights.files)
     assert load_file(directory / "model-2.safetensors")["c"].tolist() == [1, 1]
     assert weights.directory() == directory
+    inode = directory.stat().st_ino
     weights.close()
-    assert not directory.exists()
+    with Weights.open(weights.address, cache_dir=directory.parents[2]) as again:
+        assert again.directory() == directory
+        assert directory.stat().st_ino == inode
+        (directory / "config.json").unlink()  # somebody tidied up
+    with Weights.open(weights.address, cache_dir=directory.parents[2]) as mended:
+        assert (mended.directory() / "config.json").is_file()
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
     assert weights.path("config.json").exists()
 
 
