@@ -106,8 +106,8 @@ def find_address(order: StartOrder) -> tuple[str | None, Origin]:
 class StreamWatch:
     """How the rest of the replica follows the stream."""
 
-    progress: Callable[[Mapping[str, int]], None]
-    """Called several times a second with `done_bytes` and `total_bytes`."""
+    progress: Callable[[Mapping[str, float]], None]
+    """Called several times a second with `done_bytes`, `total_bytes` and what else a report says of a stream."""
     may_sync: Callable[[], bool]
     """Blocks until what may wait can be done (the replica is ready); False: do not do it."""
     warn: Callable[[str], None] = lambda _: None
@@ -149,7 +149,7 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
 class _reporting:  # noqa: N801 - reads as the verb it is
     """Tells a stream's progress several times a second while the `with` block runs, and once at its end."""
 
-    def __init__(self, progress: Callable[[], Any], tell: Callable[[Mapping[str, int]], None]) -> None:
+    def __init__(self, progress: Callable[[], Any], tell: Callable[[Mapping[str, float]], None]) -> None:
         self._progress = progress
         self._tell = tell
         self._ended = threading.Event()
@@ -169,7 +169,7 @@ class _reporting:  # noqa: N801 - reads as the verb it is
 
     def _say(self) -> None:
         now = self._progress()
-        self._tell({"done_bytes": now.done_bytes, "total_bytes": now.total_bytes})
+        self._tell({"done_bytes": now.done_bytes, **now.facts()})
 
 
 # -- the worker's half ------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def main(spec: ReplicaSpec, asked: str | None) -> int:
     return 0
 
 
-def _tell(spec: ReplicaSpec, now: Mapping[str, int]) -> None:
+def _tell(spec: ReplicaSpec, now: Mapping[str, float]) -> None:
     write_json(spec.progress, dict(now))
 
 

@@ -117,6 +117,7 @@ class _Front:
     async def live(self) -> int:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_term)
         metrics = Metrics()
+        metrics.stream = self._stream
         dispatcher = Dispatcher(
             Limits(queue_length=self._spec.settings.queue_limit),
             metrics,
@@ -194,9 +195,11 @@ class _Front:
         except OSError as error:  # the supervisor is gone, and so are we in a moment; or it has not read for very long
             self._log.warning("front.status.failed", cause=str(error), **change)
 
-    def _progress(self) -> Mapping[str, int] | None:
+    def _stream(self) -> Mapping[str, object]:
         value = read_json(self._spec.progress)
-        if not isinstance(value, dict):
-            return None
+        return value if isinstance(value, dict) else {}
+
+    def _progress(self) -> Mapping[str, int] | None:
+        value = self._stream()
         done, total = value.get("done_bytes"), value.get("total_bytes")
         return {"bytes": done, "of": total} if isinstance(done, int) and isinstance(total, int) else None

@@ -7,11 +7,12 @@ scale-to-zero platform are never scraped.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from adapter.lifecycle import Phase
 from adapter.runtime.invocation import Invocation, Outcome
+from adapter.runtime.stream_metrics import stream_numbers
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -55,6 +56,8 @@ class Metrics:
         self._queue_length: Callable[[], int] = int
         self._running: Callable[[], int] = int
         self._phase: Callable[[], Phase] = lambda: Phase.COLD
+        self.stream: Callable[[], Mapping[str, object]] = dict
+        """Where to look for what the fetcher says of its stream."""
 
     def watch(self, *, queue_length: Callable[[], int], running: Callable[[], int], phase: Callable[[], Phase]) -> None:
         """Where to look for what is not counted but is so at the moment."""
@@ -126,7 +129,19 @@ class Metrics:
         for known in Phase:
             phase.add_metric([str(known)], 1.0 if known is self._phase() else 0.0)
         yield phase
+        yield from self._collect_stream()
         if self._init_s is not None:
             yield GaugeMetricFamily(
                 "coldstart_start_seconds", "How long the latest start took until ready.", value=self._init_s
             )
+
+    def _collect_stream(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for number in stream_numbers(self.stream()):
+            family = CounterMetricFamily if number.counter else GaugeMetricFamily
+            labels = [] if number.phase is None else ["phase"]
+            found = families.setdefault(number.name, family(number.name, number.help_text, labels=labels))
+            found.add_metric([] if number.phase is None else [number.phase], number.value)
+        yield from families.values()

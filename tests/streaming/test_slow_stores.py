@@ -69,3 +69,27 @@ def test_a_store_that_asks_to_slow_down_is_not_asked_much_more_often_than_needed
         assert store.stats()["requests"] <= 1.3 * processes * LEAST_REQUESTS, f"{refused(store)} were refused"
         assert sum(each["throttles"] for each in results) <= refused(store)
         assert store.bytes_sent() <= processes * len(MODEL) + 1000 * store.stats()["requests"]
+
+
+def test_more_connections_are_taken_where_each_brings_more(tmp_path: Path) -> None:
+    """D3"""
+    (tmp_path / "store").mkdir()
+    with running_store(tmp_path / "store", connection="64Mbps") as store:
+        store.put(f"b/m/{NAME}", MODEL)
+        process = child.start(
+            ADDRESS,
+            tmp_path / "cache",
+            tmp_path / "w.json",
+            env=store.environment,
+            part_bytes=PART_BYTES,
+            connections=2,
+            most_connections=12,
+        )
+        assert child.result(process)["event"] == "done"
+        assert model(tmp_path / "w.json") == MODEL
+        bodies = [request for request in store.log() if request["bytes_sent"] and request["stop_ns"]]
+        together = max(
+            sum(other["start_ns"] <= request["start_ns"] < other["stop_ns"] for other in bodies) for request in bodies
+        )
+        assert 3 <= together <= 13
+        assert store.bytes_sent() <= 1.04 * len(MODEL)

@@ -95,6 +95,7 @@ def main() -> int:
         connections=order.get("connections", 4),
         part_bytes=order.get("part_bytes", 4 << 20),
         chunk_bytes=order.get("chunk_bytes", 1 << 20),
+        most_connections=order.get("most_connections"),
         stall_s=order.get("stall_s", 30.0),
         deadline=Deadline.after(order.get("deadline_s", 60.0)),
         previous=StreamManifest.read(manifest_path) if order.get("previous") else None,
@@ -102,7 +103,7 @@ def main() -> int:
     cache = Cache(Path(order["cache"]), lock=(lambda _: True) if order.get("lying_lock") else lock_exclusively)
     try:
         with (
-            open_source(order["address"], connections=options.connections) as source,
+            open_source(order["address"], connections=options.reads_at_most) as source,
             Streamer(source, cache, options) as streamer,
         ):
             if "go" in order:
