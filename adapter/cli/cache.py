@@ -35,13 +35,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, text: str, run: object, *, which: str | None) -> ArgumentParser:
+    def command(name: str, text: str, act: object, *, which: str | None) -> ArgumentParser:
         found = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if which is not None:
             found.add_argument("which", metavar="WHICH", nargs=which)
         found.add_argument("--cache-dir", metavar="DIR", type=Path, help="of this cache (COLDSTART_CACHE_DIR)")
         found.add_argument("--json", action="store_true", help="one JSON object")
-        found.set_defaults(run=run)
+        found.set_defaults(run=run, act=act)
         return found
 
     command("ls", "show what is there, what was used last first", _ls, which="*")
@@ -53,8 +53,17 @@ def add_parser(subparsers: Subparsers) -> None:
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     rm = command("rm", "remove objects", _rm, which="+")
     rm.add_argument("--force", action="store_true", help="also what is pinned or in use; who has it open keeps it")
-    for name, text, run in (("pin", "keep objects from being evicted", _pin), ("unpin", "let them go again", _unpin)):
-        command(name, text, run, which="+").add_argument("--name", default="user", help="who needs them (user)")
+    for name, text, act in (("pin", "keep objects from being evicted", _pin), ("unpin", "let them go again", _unpin)):
+        command(name, text, act, which="+").add_argument("--name", default="user", help="who needs them (user)")
+
+
+def run(arguments: Namespace) -> int:
+    """What the command within `cache` gives: an exit code.
+
+    Raises:
+        CacheError, ChecksumMismatch, ConfigurationError: The cache cannot be used, a file is damaged, nothing fits.
+    """
+    return int(arguments.act(arguments))
 
 
 def _ls(arguments: Namespace) -> int:

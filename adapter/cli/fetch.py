@@ -65,11 +65,14 @@ def run(arguments: Namespace) -> int:
 
 
 def _into_cache(source: RangeSource, address: str, settings: Settings, telling: Telling) -> None:
+    from adapter.streaming.budget import Budget
     from adapter.streaming.cache import Cache
     from adapter.streaming.streamer import Streamer
 
     begun_s = time.monotonic()
-    with Streamer(source, Cache(settings.cache_dir), _options(address, settings)) as streamer:
+    # no fall-back to another directory: what is baked must be where it was asked to be
+    cache = Cache(settings.cache_dir, budget=Budget(settings.cache_limit_bytes, settings.cache_floor_bytes))
+    with Streamer(source, cache, _options(address, settings)) as streamer:
         manifest = streamer.prepare()
         place = str(settings.cache_dir)
         telling.started(address=address, to=place, objects=len(manifest.objects), total_bytes=manifest.total_bytes)

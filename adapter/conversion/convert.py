@@ -25,7 +25,6 @@ from adapter.conversion.shards import no_space, verify_shard, write_shard
 from adapter.conversion.state import Choice, State, dtype_of, logical_shape, read_state
 from adapter.errors import ConfigurationError, NotConvertible, WeightIndexError
 from adapter.storage.base import ObjectInfo
-from adapter.streaming.layout import is_ours
 from adapter.streaming.manifest import sync_directory
 from adapter.streaming.selection import belongs
 
@@ -207,7 +206,7 @@ def _beside(source: Path) -> list[str]:
     found = []
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
-        if path.is_file() and not name.endswith((PICKLED_INDEX_SUFFIX, INDEX_SUFFIX)) and not is_ours(name):
+        if path.is_file() and not name.endswith((PICKLED_INDEX_SUFFIX, INDEX_SUFFIX)):
             if belongs(name, ObjectInfo(name, path.stat().st_size, "")):
                 found.append(name)
     return found

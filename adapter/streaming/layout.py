@@ -77,7 +77,7 @@ class Layout:
     def missing(self, wanted: Iterable[Wanted]) -> tuple[Wanted, ...]:
         """What has to be fetched: all that is not here in the very version, untouched since it was fetched."""
         record = self._read()
-        return tuple(each for each in wanted if _fits_here(each) and not self._is_here(each, record))
+        return tuple(each for each in wanted if not self._is_here(each, record))
 
     def orders(self, address: str, store: str, missing: Iterable[Wanted]) -> StreamManifest:
         """The objects that a stream is to bring, as its option `previous` says them."""
@@ -150,15 +150,6 @@ class Layout:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def is_ours(name: str) -> bool:
-    """Whether a file of that name is a note of this program and no part of a checkpoint."""
-    return name == RECORD_NAME or name.startswith(f"{STAGING_NAME}/")
-
-
-def _fits_here(wanted: Wanted) -> bool:
-    return not is_ours(wanted.info.key)
 
 
 def _settle(path: Path) -> None:

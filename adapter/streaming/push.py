@@ -10,7 +10,6 @@ from adapter.errors import WeightIndexError
 from adapter.storage.base import ObjectInfo
 from adapter.storage.files import FileSource
 from adapter.streaming.inspection import Inspection, inspect_checkpoint
-from adapter.streaming.layout import is_ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,6 @@ def plan_push(directory: Path, *, header_limit_bytes: int = HEADER_LIMIT_BYTES) 
     if found.twice:
         name, places = next(iter(found.twice.items()))
         raise WeightIndexError(f"{directory}: tensor {name!r} is in {' and '.join(places)}", tensor=name)
-    beside = [info for info in found.files if info.key != found.index_name and not is_ours(info.key)]
+    beside = [info for info in found.files if info.key != found.index_name]
     index = [info for info in found.files if info.key == found.index_name]
     return PushPlan((*beside, *(shard.info for shard in found.shards), *index), found)

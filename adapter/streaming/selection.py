@@ -88,9 +88,11 @@ def select(
 
 
 def belongs(name: str, info: ObjectInfo) -> bool:
-    """Whether an object that is no shard is taken along: of sensible size and name, no weights in another format."""
+    """Whether an object that is no shard is taken along: of sensible size and name, not hidden, no other weights."""
     if info.size_bytes > FILE_LIMIT_BYTES or name.endswith(SHARD_SUFFIX):
         return False
+    if any(part.startswith(".") for part in name.split("/")):
+        return False  # notes of version control and of downloaders, ours too
     if PurePosixPath(name).suffix.lower() in OTHER_WEIGHTS:
         return False
     try:

@@ -248,3 +248,12 @@ def test_numbers_and_names_for_people() -> None:
     assert [readable_seconds(s) for s in (0.2, 59.4, 61, 3723)] == ["0 s", "59 s", "1:01", "1:02:03"]
     assert printable("a\x1bb") == "'a\\x1bb'"
     assert table([("a", "bb"), ("ccc", "d")], frozenset({1})) == ["a    bb", "ccc   d"]
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_and_no_other_place_is_taken(
+    model: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S-23: what is baked into an image must be where it was asked to be."""
+    target.write_bytes(b"no directory")
+    assert main(["fetch", str(model), "--cache-dir", str(target)]) == 42
+    assert f"{target} is no directory" in capsys.readouterr().err

@@ -41,6 +41,11 @@ def test_shards_of_the_index_then_the_files_beside_them() -> None:
     assert found.skipped == ("model.safetensors",)
 
 
+def test_hidden_files_are_nobodys_model() -> None:
+    found = chosen(["model.safetensors", "a.json", ".gitattributes", ".cache/huggingface/a.json", "b/.x", ".hidden/c"])
+    assert set(kinds(found)) == {"model.safetensors", "a.json"}
+
+
 def test_the_order_hint_reorders_and_adds_nothing() -> None:
     found = chosen([INDEX_NAME, "1.safetensors", "2.safetensors"], order=["1.safetensors", "gone.safetensors"])
     assert [wanted.info.key for wanted in found.wanted if wanted.kind == "shard"] == ["1.safetensors", "2.safetensors"]
