@@ -38,9 +38,9 @@ def start(
         cache: The cache directory.
         manifest: Where the child writes its manifest.
         env: Environment, added to an almost empty one.
-        more: `connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`, `previous`, `fork`
-            (leave a child behind that has all its files open), and `go`: a path that the child waits for before it
-            begins.
+        more: `connections`, `most_connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`,
+            `previous`, `fork` (leave a child behind that has all its files open), and `go`: a path that the child
+            waits for before it begins.
     """
     order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
     return subprocess.Popen(
