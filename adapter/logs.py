@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import time
 from typing import Literal
@@ -11,6 +12,29 @@ from typing import Literal
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 _COLOURS = {"debug": "2", "info": "0", "warning": "33", "error": "31"}
+
+
+_PIPE_BYTES = 4096
+"""A pipe that is writable takes so many bytes without blocking. Source: poll(2), pipe(7), PIPE_BUF."""
+_PATIENCE_S = 0.2
+
+
+def write_line(descriptor: int, line: str) -> bool:
+    """Write to a standard stream without ever waiting for long for whoever reads it; False when it was given up.
+
+    A collector of logs that is stuck must not keep a replica from serving, restarting or ending: the line is lost.
+    """
+    data = memoryview(line.encode("utf-8", "backslashreplace"))
+    until_s = time.monotonic() + _PATIENCE_S
+    try:
+        while data:
+            wait_s = max(0.0, until_s - time.monotonic())
+            if not select.select([], [descriptor], [], wait_s)[1]:
+                return False
+            data = data[os.write(descriptor, data[:_PIPE_BYTES]) :]
+    except (OSError, ValueError):
+        return False  # nobody reads any more: a line is no reason to end
+    return True
 
 
 class Log:
@@ -45,10 +69,7 @@ class Log:
         if LEVELS.index(level) < self._lowest:
             return
         line = self._text(level, event, fields) if sys.stderr.isatty() else self._json(level, event, fields)
-        try:
-            os.write(2, line.encode("utf-8", "backslashreplace"))
-        except OSError:
-            return  # nobody reads any more: a log line is no reason to end
+        write_line(2, line)
 
     def _json(self, level: Level, event: str, fields: dict[str, object]) -> str:
         head = {"at": round(time.time(), 3), "level": level, "role": self.role, "event": event}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -12,6 +12,15 @@ from adapter.errors import ConfigurationError
 
 MEBIBYTE = 1 << 20
 Verify = Literal["size", "crc", "sha256"]
+HUB_ENDPOINT = "https://huggingface.co"
+"""Where `hf://` addresses lead unless a mirror is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A text that no message, log or record may hold; shown as `Secret()`."""
+
+    text: str = field(repr=False)
 
 
 def _temporary(environment: Mapping[str, str]) -> str:
@@ -29,8 +38,20 @@ def _default_cache(environment: Mapping[str, str]) -> Path:
 class Settings:
     """What a replica is told from outside; every field has a `COLDSTART_` variable of its name in capitals."""
 
-    weights: str | None = None
-    """Address of the weights; wins over the decorator's."""
+    weights: str | None = field(default=None, repr=False)
+    """Address of the weights; wins over the decorator's. Not shown as it is: a signed one is a secret."""
+    anonymous: bool = False
+    """Read public weights without credentials, and look for none."""
+    requester_pays: bool = False
+    """Whoever reads pays, which some buckets demand to be told with every request."""
+    customer_key: Secret | None = None
+    """Base64 of the key that objects in S3 were encrypted with by their owner (SSE-C)."""
+    credentials_timeout_s: float = 10.0
+    """Longest search for credentials; role services of containers and instances answer within a second or two."""
+    hub_token: Secret | None = None
+    """Token for `hf://` addresses, sent to the hub alone."""
+    hub_endpoint: str = HUB_ENDPOINT
+    """The model hub, or a mirror of it."""
     cache_dir: Path
     """Where shards and other files are kept between starts."""
     cache_fallback: Path | None = None
@@ -73,7 +94,8 @@ class Settings:
     def from_env(cls, environment: Mapping[str, str]) -> Self:
         """The settings that the environment asks for.
 
-        `PORT`, which many platforms set, is the port where `COLDSTART_PORT` is not set.
+        `PORT`, which many platforms set, is the port where `COLDSTART_PORT` is not set, and so are `HF_TOKEN` and
+        `HF_ENDPOINT` the hub's.
 
         Raises:
             ConfigurationError: A variable has a value that cannot be used; the message names it.
@@ -83,17 +105,21 @@ class Settings:
             "cache_fallback": Path(_temporary(environment)) / f"coldstart-{os.geteuid()}",
             "run_root": Path(_temporary(environment)),
         }
-        if environment.get("PORT"):
-            read["port"] = _parse("PORT", environment["PORT"], _port)
         for name, parse in _PARSERS.items():
-            variable = f"COLDSTART_{name.upper()}"
-            if environment.get(variable):
-                read[name] = _parse(variable, environment[variable], parse)
+            for variable in (f"COLDSTART_{name.upper()}", _SET_BY_OTHERS.get(name, "")):
+                if environment.get(variable):
+                    read[name] = _parse(variable, environment[variable], parse)
+                    break
         return cls(**read)
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with these fields changed; None leaves a field as it is."""
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+        """A copy with these fields changed, checked as the variables are; None leaves a field as it is.
+
+        Raises:
+            ConfigurationError: A value cannot be used; the message names the field.
+        """
+        given = {name: value for name, value in changes.items() if value is not None}
+        return replace(self, **{name: _parse(name, str(value), _PARSERS[name]) for name, value in given.items()})
 
 
 def _parse(variable: str, text: str, parse: Callable[[str], Any]) -> Any:
@@ -133,6 +159,20 @@ def _verify(text: str) -> str:
     return text.lower()
 
 
+def _truth(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("true or false is wanted")
+
+
+def _web(text: str) -> str:
+    if not text.lower().startswith(("https://", "http://")):
+        raise ValueError("an address that begins with https:// is wanted")
+    return text.rstrip("/")
+
+
 def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value <= 65535:
@@ -146,8 +186,16 @@ def _level(text: str) -> str:
     return text.lower()
 
 
+_SET_BY_OTHERS = {"port": "PORT", "hub_token": "HF_TOKEN", "hub_endpoint": "HF_ENDPOINT"}
+"""Variables that platforms and other programs set for the same thing; ours win."""
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "weights": str,
+    "anonymous": _truth,
+    "requester_pays": _truth,
+    "customer_key": Secret,
+    "credentials_timeout_s": _at_least(0.1),
+    "hub_token": Secret,
+    "hub_endpoint": _web,
     "cache_dir": Path,
     "cache_fallback": _path_or_none,
     "cache_limit_bytes": _whole(1),

@@ -7,6 +7,7 @@ recorded outlives a killed process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -91,11 +92,12 @@ class Timeline:
             self._spans.append(span)
             if self.path is not None:
                 line = json.dumps(_to_json(span), separators=(",", ":")).encode() + b"\n"
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.write(descriptor, line)
-                finally:
-                    os.close(descriptor)
+                with contextlib.suppress(OSError):  # a full disk costs the report a line, not the start
+                    descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                    try:
+                        os.write(descriptor, line)
+                    finally:
+                        os.close(descriptor)
 
     def spans(self) -> tuple[Span, ...]:
         """What this process recorded."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapter.errors import AdapterError, ConfigurationError
 from adapter.init_report import init_report
-from adapter.logs import Log
+from adapter.logs import Log, write_line
 from adapter.runtime.roles import ReplicaSpec, ensure_standard_streams, write_whole
 from adapter.runtime.run_dir import make_run_dir, remove_run_dir, run_dir_name, sweep_run_dirs
 from adapter.runtime.supervisor import RoleMains, Supervisor
@@ -147,19 +147,10 @@ def _worker(spec: ReplicaSpec) -> int:
 def _report(spec: ReplicaSpec, begun_ns: int, error: AdapterError | None) -> None:
     report = init_report(read_spans(spec.timeline), start_ns=begun_ns, handler=spec.target, error=error).to_json()
     write_whole(spec.report, report.encode())
-    _say(report)
+    write_line(1, report + "\n")
     if spec.settings.report is not None:
         try:
             with spec.settings.report.open("a", encoding="utf-8") as file:
                 file.write(report + "\n")
         except OSError as failed:
             Log("supervisor", spec.settings.log_level).warning("report.write.failed", cause=str(failed))
-
-
-def _say(report: str) -> None:
-    """Print the line in one write: roles and user code share the stream."""
-    try:
-        sys.stdout.write(report + "\n")
-        sys.stdout.flush()
-    except (OSError, ValueError) as failed:
-        Log("supervisor").warning("report.print.failed", cause=str(failed))

@@ -20,7 +20,7 @@ def split_target(target: str) -> tuple[str, str]:
         HandlerNotFound: It is not of that form; the message shows what would be.
     """
     module, colon, name = target.partition(":")
-    if colon and all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+    if colon and not module.endswith(".py") and all(part.isidentifier() for part in f"{module}.{name}".split(".")):
         return module, name
     path, _, name = target.rpartition(":") if colon else (target, "", "")
     guess = path.removesuffix(".py").strip("./").replace("/", ".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -81,6 +82,18 @@ class Interrupts:
         if call is not None and call.cancel_reason is not None:
             self._running = None  # once: the handler's own clean-up is not interrupted again
             raise Cancelled(call.cancel_reason)
+
+
+def leave_if_forked(worker: int, error: BaseException | None = None) -> None:
+    """End this process where it is a child that user code forked and let run back into ours: it is no second worker.
+
+    Args:
+        worker: The PID of the worker that the invocation was given to.
+        error: What user code raised, if it did; `sys.exit` names the exit code.
+    """
+    if os.getpid() != worker:
+        code = error.code if isinstance(error, SystemExit) else None if error is None else 1
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def failed(call: Call, error: BaseException, log: Log) -> Frame:

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from adapter.errors import AdapterError, RoleDied
+from adapter.errors import AdapterError, CheckpointError, ConfigurationError, RoleDied, StorageError
 from adapter.runtime.roles import Role
 
 
@@ -35,16 +35,20 @@ class RoleEnd:
     """How often the role was started again since the replica was last ready."""
     address_is_hint: bool = False
     """Whether the fetcher's address is a guess that the handler has not confirmed yet."""
+    sealed: bool = False
+    """Whether every byte of the weights is in place."""
 
 
 def judge_exit(end: RoleEnd, restart_limit: int) -> Verdict:
     """What to do about a role's end while the replica is meant to go on."""
-    if end.role is Role.FETCHER and end.status == 0:
-        return Verdict.DONE
-    if end.error is not None and not end.ready:
-        return Verdict.HOLD if end.role is Role.FETCHER and end.address_is_hint else Verdict.FAIL
-    if end.role is Role.FETCHER and end.ready:
-        return Verdict.DONE  # everything is sealed; only an fsync is lost, and the cache knows it
+    if end.role is Role.FETCHER:
+        if end.status == 0 or end.sealed:
+            return Verdict.DONE  # at most an fsync is lost, and the cache knows it
+        if end.address_is_hint and isinstance(end.error, (StorageError, CheckpointError, ConfigurationError)):
+            return Verdict.HOLD
+    if end.error is not None and not (end.ready and end.error.retryable):
+        # an error that the role itself could name comes again; a ready replica is worth another try where it may not
+        return Verdict.FAIL
     return Verdict.RESTART if end.restarts < restart_limit else Verdict.FAIL
 
 

@@ -212,13 +212,14 @@ class Supervisor:
             if self._held is not None:
                 self._fail(self._held)
             return
-        if isinstance(taken, dict):
+        if streaming is not None:
             self._log.warning("weights.address.changed", streamed=streaming, wanted=address)
         self._held = None
         for pid in [pid for pid, role in self._pids.items() if role is Role.FETCHER]:
             self._replacing.add(pid)
             os.kill(pid, signal.SIGKILL)  # its journal is durable against this
         self._spec.manifest.unlink(missing_ok=True)
+        self._spec.sealed.unlink(missing_ok=True)
         if address is not None:
             self._spawn_fetcher(address)
 
@@ -227,11 +228,17 @@ class Supervisor:
     def _reap(self) -> None:
         while True:
             try:
-                pid, raw = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            if ended.si_pid in self._pids:
+                # while it is a zombie its number is its group's alone: what user code started goes with it, unless
+                # that has left the group on purpose (a session of its own)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, raw = os.waitpid(ended.si_pid, 0)
             role = self._pids.pop(pid, None)
             if pid in self._replacing:
                 self._replacing.discard(pid)
@@ -245,9 +252,10 @@ class Supervisor:
             return
         error = read_error(self._spec.error_of(role))
         taken = read_json(self._spec.address)
-        hint = self._confirmed is None and isinstance(taken, dict) and taken.get("origin") != "settings"
+        # what the settings or the handler's own source say is no guess
+        hint = self._confirmed is None and isinstance(taken, dict) and taken.get("origin") == "record"
         ready = self._phase is Phase.READY
-        end = RoleEnd(role, status, error, ready, self._restarts[role], hint)
+        end = RoleEnd(role, status, error, ready, self._restarts[role], hint, self._spec.sealed.exists())
         verdict = judge_exit(end, self._spec.settings.worker_restarts)
         if verdict is not Verdict.DONE:
             self._log.warning("role.end", ended=str(role), status=describe_status(status), verdict=str(verdict))

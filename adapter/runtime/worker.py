@@ -16,7 +16,7 @@ from adapter.coldstart import Prepared, StartOrder, describe_failure, prepare, w
 from adapter.invocation import InvocationContext
 from adapter.lifecycle import Phase
 from adapter.logs import Log
-from adapter.runtime.calls import Call, Interrupts, failed
+from adapter.runtime.calls import Call, Interrupts, failed, leave_if_forked
 from adapter.runtime.codec import decode_event, encode_result
 from adapter.runtime.link import Frame
 from adapter.runtime.roles import ReplicaSpec, Role, write_json
@@ -114,6 +114,7 @@ class SyncServer:
         self._intake = intake
         self._link = link
         self._log = log
+        self._pid = os.getpid()
         self._interrupts = Interrupts()
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         intake.on_call = self._calls.put
@@ -132,8 +133,10 @@ class SyncServer:
             try:
                 last = self._run(call)
             except BaseException as error:
+                leave_if_forked(self._pid, error)
                 # whatever user code raises ends its invocation, not the worker: sys.exit, KeyboardInterrupt as well
                 last = failed(call, error, self._log)
+            leave_if_forked(self._pid)
             self._intake.ended(call)
             self._link.send(last)
 
@@ -173,6 +176,7 @@ class AsyncServer:
         import asyncio
 
         self._asyncio = asyncio
+        self._pid = os.getpid()
         self._prepared = prepared
         self._intake = intake
         self._link = link
@@ -225,7 +229,9 @@ class AsyncServer:
         try:
             last = await self._run(call)
         except BaseException as error:
+            leave_if_forked(self._pid, error)
             last = failed(call, error, self._log)
+        leave_if_forked(self._pid)
         self._end(call, last)
 
     async def _run(self, call: Call) -> Frame:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from adapter.runtime.link import Frame, FrameReader
 
+LOST_EXIT_CODE = 1
+"""Of a worker whose wire user code has closed."""
 _RECONNECT_S = 0.005
 _RECEIVE_BYTES = 1 << 18
 
@@ -35,7 +40,7 @@ class WorkerLink:
         self._socket: socket.socket | None = None
         self._sending = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="link", daemon=True)
 
     def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -67,8 +72,17 @@ class WorkerLink:
             return
         try:
             self._socket.sendall(data)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EBADF:  # closed under us: the thread that reads would wait on it for ever
+                os._exit(LOST_EXIT_CODE)
             self._socket = None  # the reading side sees the end as well and connects again
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        except BaseException:  # noqa: BLE001 - user code has closed our descriptors, or worse
+            traceback.print_exc()
+            os._exit(LOST_EXIT_CODE)  # a worker that hears nothing must not stay; the supervisor starts another
 
     def _run(self) -> None:
         while not self._closed.is_set():

@@ -26,5 +26,5 @@ def test_there_are_at_most_fifteen_public_names_in_order() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'adapter' has no attribute 'coldstart'"):
-        adapter.coldstart  # noqa: B018 - the access is the test
+    with pytest.raises(AttributeError, match="'adapter' has no attribute 'no_such_name'"):
+        adapter.no_such_name  # noqa: B018 - the access is the test

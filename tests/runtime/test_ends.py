@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.replicas import Answer, Replica, running_replica, until, write_module
+from tests.support.replicas import REPOSITORY, Answer, Replica, running_replica, until, write_module
 from tests.support.stores import running_store
 
 SLEEPER = """
@@ -314,3 +319,125 @@ def test_a_handler_that_ignores_its_end_is_replaced(tmp_path: Path) -> None:
         assert answer.status == 504
         assert replica.post("pid", timeout_s=20).json() != first
         assert replica.logged("worker.unresponsive")
+
+
+CHILDREN = """
+    import multiprocessing, os, subprocess, sys
+    from adapter import coldstart_handler
+
+    def sleep():
+        import time
+        time.sleep(300)
+
+    @coldstart_handler
+    def spawn(event):
+        sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
+        if event == "exit":
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(3)
+            return os.waitpid(pid, 0)[1] >> 8
+        if event == "return":
+            return os.fork() and os.getpid()
+        if event == "close":
+            os.closerange(3, 1000)
+            return "closed"
+        forked = multiprocessing.get_context("fork").Process(target=sleep)
+        forked.start()
+        detached = subprocess.Popen(sleeper, start_new_session=True)
+        return {"own": [forked.pid, subprocess.Popen(sleeper).pid], "detached": detached.pid}
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("how", ["sigterm", "kill -9 of the worker"])
+def test_what_a_handler_started_ends_with_its_worker_unless_it_was_detached(tmp_path: Path, how: str) -> None:
+    """S-36: own children end, detached ones are not hunted down."""
+    write_module(tmp_path, "children", CHILDREN)
+    with running_replica("children:spawn", tmp_path) as replica:
+        replica.wait_ready()
+        started = replica.post("spawn").json()
+        assert all(alive(pid) for pid in (*started["own"], started["detached"]))
+        if how == "sigterm":
+            replica.kill("supervisor", signal.SIGTERM)
+            replica.process.wait(5)
+        else:
+            replica.kill("worker")
+        until(lambda: not any(alive(pid) for pid in started["own"]), within_s=2, what="the end of its own children")
+        assert alive(started["detached"])
+        if how != "sigterm":
+            assert replica.post("exit").json() == 3  # and the next worker serves
+
+
+def test_a_process_that_a_handler_forks_and_lets_return_is_no_second_worker(tmp_path: Path) -> None:
+    write_module(tmp_path, "children", CHILDREN)
+    with running_replica("children:spawn", tmp_path) as replica:
+        replica.wait_ready()
+        worker = replica.pid_of("worker")
+        assert replica.post("exit", timeout_s=10).json() == 3
+        assert replica.post("return", timeout_s=10).json() == worker
+        assert replica.post("exit", timeout_s=10).json() == 3
+        assert [name for _, name in replica.survivors()].count("cs-worker") == 1
+
+
+def test_a_worker_whose_wire_user_code_closed_is_replaced(tmp_path: Path) -> None:
+    write_module(tmp_path, "children", CHILDREN)
+    with running_replica("children:spawn", tmp_path) as replica:
+        replica.wait_ready()
+        assert replica.post("close", timeout_s=20).status in (200, 502)
+        assert replica.post("exit", timeout_s=20).json() == 3
+
+
+def test_a_log_that_nobody_reads_does_not_hold_the_replica(tmp_path: Path) -> None:
+    write_module(tmp_path, "sleeper", SLEEPER)
+    read, write = os.pipe()
+    try:
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(write, bytes(4096))
+        serve = [sys.executable, "-m", "adapter.cli", "serve", "sleeper:sleep", "--host", "127.0.0.1", "--port", "0"]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLDSTART_CACHE_DIR": str(tmp_path / "cache")}
+        replica = subprocess.Popen(serve, cwd=tmp_path, env=environment, stdout=write, stderr=write)
+        try:
+            port = until(lambda: listening_port(replica.pid), what="a listener")
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                assert connection.recv(64).startswith(b"HTTP/1.1 200")
+            replica.terminate()
+            assert replica.wait(4) in (0, 143)
+        finally:
+            replica.kill()
+            replica.wait()
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def listening_port(pid: int) -> int | None:
+    """The port on which this very process holds a listener."""
+    inodes = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            return int(fields[1].split(":")[1], 16)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--port", "99999"), ("--init-timeout-s", "-1"), ("--grace-s", "nan"), ("--port", "-1")]
+)
+def test_flags_are_checked_as_the_variables_are(tmp_path: Path, flag: str, value: str) -> None:
+    write_module(tmp_path, "sleeper", SLEEPER)
+    with running_replica("sleeper:sleep", tmp_path, flag, value) as replica:
+        assert replica.end(10) == 10
+        assert value in "\n".join(replica.raw)

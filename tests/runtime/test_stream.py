@@ -172,6 +172,44 @@ def test_every_role_may_be_killed_and_only_what_is_missing_is_read_again(
             check(replica, sums)
 
 
+LAZY = """
+    import zlib
+    from adapter import coldstart_handler
+
+    @coldstart_handler(weights="s3://models/m/")
+    def crc(weights, event):
+        return zlib.crc32(memoryview(weights[event["name"]].numpy()))
+"""
+
+
+def test_a_fetcher_that_dies_after_readiness_is_replaced(tmp_path: Path) -> None:
+    """A7: a model that reads its weights only when it is called is ready before they are here."""
+    sums = write_checkpoint(tmp_path / "store" / "models" / "m" / "model.safetensors", 2 * MEBIBYTE, 4)
+    write_module(tmp_path, "model", LAZY)
+    with (
+        running_store(tmp_path / "store", link="6Mbps") as store,
+        running_replica("model:crc", tmp_path, environment=store.environment) as replica,
+    ):
+        replica.wait_ready()
+        replica.kill("fetcher")
+        assert not (replica.run_dir / "sealed").exists()
+        assert replica.post({"name": "t2"}).json() == sums["t2"]
+
+
+def test_a_store_that_goes_away_after_readiness_ends_callers_and_replica_with_its_error(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "store" / "models" / "m" / "model.safetensors", 2 * MEBIBYTE, 4)
+    write_module(tmp_path, "model", LAZY)
+    with running_store(tmp_path / "store", link="6Mbps") as store:
+        environment = {**store.environment, "COLDSTART_WORKER_RESTARTS": "0"}
+        with running_replica("model:crc", tmp_path, environment=environment) as replica:
+            replica.wait_ready()
+            store.process.kill()
+            answer = replica.post({"name": "t3"}, timeout_s=60)
+            assert answer.status >= 500
+            assert answer.json()["error"]["code"] == "storage.connection"
+            assert replica.end() == 25
+
+
 def on_disk(directory: Path) -> int:
     """Bytes that the journals of the cache tell of: what was received, written and recorded."""
     total = 0
