@@ -10,6 +10,7 @@ from typing import Self
 
 from adapter.errors import ConfigurationError, ObjectChanged, ObjectNotFound, StorageError, TruncatedRead
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, drain
+from adapter.storage.checksums import StoredChecksum
 from adapter.storage.watch import ReadWatch
 
 _LOOK_S = 0.01
@@ -84,6 +85,7 @@ class MemorySource:
         faults: What goes wrong, and when.
         name: Part of the store's identity.
         before_read: Called in the reading thread before each range read with what is asked: a place to wait or count.
+        checksums: What the store says of whole objects, by key; true or not.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class MemorySource:
         *,
         name: str = "memory",
         before_read: Callable[[RangeRequest], None] | None = None,
+        checksums: Mapping[str, StoredChecksum] | None = None,
     ) -> None:
         self._objects = {key: (bytes(content), 1) for key, content in objects.items()}
+        self._checksums = dict(checksums or {})
         self._faults = tuple(faults)
         self._name = name
         self._before_read = before_read
@@ -194,6 +198,10 @@ class MemorySource:
                 received_bytes=sent,
                 shortened=isinstance(cut, CutRead) and cut.shortened,
             )
+
+    def stored_checksum(self, key: str, *, version: str | None = None) -> StoredChecksum | None:
+        """What `checksums` says of the object."""
+        return self._checksums.get(key)
 
     def close(self) -> None:
         """Reads after this raise."""

@@ -18,6 +18,7 @@ import tenacity
 
 from adapter.errors import ConnectionFailed, InitTimeout, InvocationCancelled, StorageError, Throttled, TruncatedRead
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, RangeSource
+from adapter.storage.checksums import StoredChecksum, stored_checksum
 from adapter.storage.concurrency import Gate
 from adapter.storage.watch import ReadWatch
 
@@ -206,6 +207,10 @@ class RetryingSource:
             if reading.chunks is not None:
                 reading.chunks.close()
             self._end_request(reading)
+
+    def stored_checksum(self, key: str, *, version: str | None = None) -> StoredChecksum | None:
+        """The checksum of the whole object, when the store has one and says it at the first try."""
+        return stored_checksum(self._source, key, version)
 
     def close(self) -> None:
         """Close the source."""

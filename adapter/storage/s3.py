@@ -35,7 +35,9 @@ from adapter.errors import (
     TruncatedRead,
     WrongRange,
 )
+from adapter.storage.checksums import StoredChecksum, from_s3
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, drain
+from adapter.storage.checksums import StoredChecksum, from_s3
 from adapter.storage.s3_answers import EXPIRED, Refusal, checked_range, error_of, version_of
 from adapter.storage.s3_body import Expected, receive
 
@@ -178,6 +180,14 @@ class S3Source:
                 f"{self._address(request.key)}: the store gives {length_bytes} of {wanted_bytes} bytes at a time",
                 **{**facts, "received_bytes": length_bytes, "shortened": True},
             )
+
+    def stored_checksum(self, key: str, *, version: str | None = None) -> StoredChecksum | None:
+        """The checksum of the whole object, as `ChecksummedSource.stored_checksum`.
+
+        Raises:
+            StorageError: It could not be asked.
+        """
+        return from_s3(self._object_call("head_object", RangeRequest(key, 0, 0, version), ChecksumMode="ENABLED"))
 
     def close(self) -> None:
         """Give back connections; reads after this raise."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, ChecksumMismatch
-from adapter.streaming.integrity import Piece, best_algorithm, checksums_of
+from adapter.storage.checksums import StoredChecksum
+from adapter.streaming.integrity import Checksums, Piece, best_algorithm, checksums_of
 from adapter.streaming.journal import JournalReader, JournalWriter
 from adapter.streaming.manifest import Kind, ObjectEntry
 from adapter.streaming.reader import open_sized, read_header
@@ -57,6 +58,8 @@ class Filling:
         self.names: PartNames | None = None
         self.sha256: str | None = None
         """The digest that it must have to be published."""
+        self.ask_checksum: Callable[[], StoredChecksum | None] = lambda: None
+        """Asks the store for the checksum that it must have to be published."""
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._part: PartFile | None = None
@@ -249,10 +252,7 @@ class Filling:
                 return False
             self._journal.poll()  # also what was written here is read back: its checksum
             checksums = checksums_of(self._journal.pieces, self.size_bytes, self._part.read)
-            if self.sha256 is not None:
-                found = self._part.sha256()
-                if found != self.sha256:
-                    raise mismatch(self.name, "sha256", self.sha256, found)
+            self._compare(self._part, checksums)
             self.slot.write_record(synced=False, checksums=checksums)
             try:
                 self._part.publish(self.slot.published)
@@ -265,6 +265,17 @@ class Filling:
         self.slot.clean()
         self.release()
         return True
+
+    def _compare(self, part: PartFile, checksums: Checksums) -> None:
+        """Refuse what is not what the list of digests or the store itself says."""
+        stored = self.ask_checksum()
+        expected = {stored.algorithm: stored.value} if stored is not None else {}
+        if self.sha256 is not None:
+            expected["sha256"] = self.sha256
+        for algorithm, value in expected.items():
+            found = part.checksum(algorithm, checksums)
+            if found is not None and found != value:
+                raise mismatch(self.name, algorithm, value, found)
 
     def catch_up(self) -> bool:
         """Take what others published meanwhile; True when all bytes are there and published now.

@@ -225,6 +225,26 @@ def crc_of(descriptor: int, wanted: ByteRange, algorithm: Algorithm, buffer: mem
     return value
 
 
+def checksum_of(descriptor: int, algorithm: str, known: Checksums) -> str | None:
+    """A file's checksum of any kind, in hexadecimal digits; None where it cannot be computed here.
+
+    Args:
+        descriptor: The file.
+        algorithm: `sha256`, or the name of one of `ALGORITHMS`.
+        known: Its checksums of some kind; for any other the file is read.
+    """
+    if algorithm == "sha256":
+        return sha256_of(descriptor, known.size_bytes)
+    wanted = ALGORITHMS.get(algorithm)
+    if wanted is None or not wanted.available:
+        return None
+    if wanted is known.algorithm:
+        return wanted.text(known.whole)
+    buffer = memoryview(bytearray(_READ_BYTES))
+    found = crc_of(descriptor, ByteRange(0, known.size_bytes), wanted, buffer)
+    return wanted.text(found) if found is not None else None
+
+
 def sha256_of(descriptor: int, size_bytes: int, ended: Ended | None = None) -> str:
     """The SHA-256 digest of a file, in hexadecimal digits.
 

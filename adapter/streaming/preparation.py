@@ -6,7 +6,9 @@ import os
 import resource
 import threading
 import time
+from functools import partial
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from adapter.checkpoint.index import WeightIndex, parse_index
 from adapter.errors import (
@@ -235,6 +237,8 @@ class Preparation:
     def _filling(self, info: ObjectInfo, kind: Kind, cache: Cache) -> Filling:
         filling = self.fillings[info.key] = Filling(info.key, kind, cache.slot(self._identity(info)))
         filling.sha256 = self._soundness.digest(info.key)
+        if self._options.verify != "size" and kind == "shard":
+            filling.ask_checksum = partial(self._source.stored_checksum, info.key, version=info.version)
         return filling
 
     def _take_published(self, filling: Filling, *, alone: bool = False) -> bool:

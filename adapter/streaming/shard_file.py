@@ -11,7 +11,7 @@ from typing import Self
 
 from adapter.checkpoint.ranges import ByteRange
 from adapter.errors import CacheError, NoSpace
-from adapter.streaming.integrity import sha256_of
+from adapter.streaming.integrity import Checksums, checksum_of
 
 _TMPFS_MAGIC = 0x01021994
 _RAMFS_MAGIC = 0x858458F6
@@ -92,9 +92,14 @@ class PartFile:
         """Bytes that were written before."""
         return os.pread(self._descriptor, wanted.length, wanted.start)
 
-    def sha256(self) -> str:
-        """The SHA-256 digest of all of it, in hexadecimal digits."""
-        return sha256_of(self._descriptor, self.size_bytes)
+    def checksum(self, algorithm: str, known: Checksums) -> str | None:
+        """The checksum of all of it, in hexadecimal digits; None where it cannot be computed here.
+
+        Args:
+            algorithm: Its name.
+            known: What is known without reading the file.
+        """
+        return checksum_of(self._descriptor, algorithm, known)
 
     def is_at(self, path: Path) -> bool:
         """Whether that name leads to this very file."""

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import AccessDenied, ChecksumMismatch
+from adapter.storage.checksums import StoredChecksum
 from adapter.storage.memory import FailRead, MemorySource
 from adapter.streaming.cache import Cache
-from adapter.streaming.integrity import DIGESTS_NAME, PART_BYTES
+from adapter.streaming.integrity import ALGORITHMS, DIGESTS_NAME, PART_BYTES
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import Progress
 from adapter.streaming.streamer import Streamer
@@ -132,3 +133,27 @@ def test_digests_that_were_asked_for_and_are_not_there_end_the_start(tmp_path: P
     with pytest.raises(ChecksumMismatch, match=DIGESTS_NAME):
         stream(tmp_path, objects, verify="sha256")
     assert NAME not in left_names(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["crc64nvme", "crc32", "crc32c", "sha256"])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_shard_is_compared_with_the_checksum_that_the_store_keeps(
+    tmp_path: Path, algorithm: str, right: bool
+) -> None:
+    """D4: also one of another kind than that of the arriving chunks."""
+    if algorithm in ALGORITHMS and not ALGORITHMS[algorithm].available:
+        pytest.skip(f"{algorithm} needs the extra crc")
+    other = shard(2, 20 * MEBIBYTE)
+    said = MODEL if right else other
+    crc = ALGORITHMS.get(algorithm)
+    value = crc.text(crc.of(said)) if crc is not None else hashlib.sha256(said).hexdigest()
+    source = MemorySource({NAME: MODEL}, checksums={NAME: StoredChecksum(algorithm, value)})
+    with Streamer(source, Cache(tmp_path), options(verify="crc")) as streamer:
+        manifest = streamer.prepare()
+        if right:
+            streamer.run()
+            assert contents(manifest) == {NAME: MODEL}
+        else:
+            with pytest.raises(ChecksumMismatch, match=algorithm):
+                streamer.run()
+            assert left_names(tmp_path) == []
