@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 import time
-from functools import partial
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
