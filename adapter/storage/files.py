@@ -136,7 +136,7 @@ class FileSource:
         path = os.path.join(self._root, key)
         facts = {"store": self.store, "key": key, "cause": errno.errorcode.get(error.errno or 0, str(error))}
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return ObjectNotFound(f"{path} does not exist", **facts)
+            return ObjectNotFound(f"{path.rstrip('/')} {_what_is(self._root)}", **facts)
         if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
             return AccessDenied(f"{path} may not be read by uid {os.geteuid()}: {error.strerror}", **facts)
         return StorageError(f"{path} could not be read: {error.strerror}", **facts)
@@ -163,3 +163,14 @@ def _walk(root: str, below: str, refused: list[str]) -> Iterator[str]:
 
 def _version(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}-{status.st_size}-{status.st_ino}"
+
+
+def _what_is(root: Path) -> str:
+    if root.is_file():
+        return f"is a file: name the directory that it is in, {root.parent}"
+    if root.is_dir():
+        return "does not exist"
+    return (
+        "does not exist: --weights, COLDSTART_WEIGHTS or the handler's weights= names the directory; a relative path "
+        f"counts from {os.getcwd()}"
+    )
