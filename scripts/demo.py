@@ -1,27 +1,26 @@
-"""What `make demo` shows: a real model, from an object store to right answers, with the time of every stage.
+"""What `make demo` shows: a real model on a serverless platform, from zero to right answers, every second told.
 
-    python scripts/demo.py
+    python scripts/demo.py [--out DIRECTORY]
 
-Puts all-MiniLM-L6-v2 into an embedded object store behind a link of 1 Gb/s, starts a replica of
-`handlers.text_embedding:embed` with an empty cache, asks it, kills its worker, starts it again with the cache filled,
-and says what each start was made of. Ends by itself; leaves nothing behind, also after Ctrl-C.
+Emulates a platform for `handlers.text_embedding:embed` on this machine, all-MiniLM-L6-v2 in an object store behind a
+link of 1 Gb/s: a first call finds no replica, warm calls follow, the worker is killed, the replica is ended for being
+idle, and a second start finds its weights in the cache. Says what each start was made of, and writes a page that shows
+them side by side. Ends by itself; leaves nothing behind but that page and the reports, also after Ctrl-C.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import http.client
 import json
-import math
 import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,24 +28,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, its neighbours are not found otherwise
 
-from scripts.children import (
-    ENDING,
-    PREFIX,
-    ROOT,
-    Answer,
-    Child,
-    Client,
-    Failed,
-    Store,
-    child,
-    embedded_store,
-    undisturbed,
-)
+from scripts.children import ENDING, Answer, Failed, model_directory, undisturbed
+from scripts.platform_client import Counted, Platform, platform, unit_vector
+from scripts.screen import Screen
 
 HANDLER = "handlers.text_embedding:embed"
 LINK = "1Gbps"
-START_LIMIT_S = 180.0
-"""Far above any start on any machine; only a hang takes longer."""
+IDLE_S = 5
+"""Long enough that a pause of a busy machine between two calls does not end the replica, short enough to wait for."""
+ARGUMENTS = ("--link", LINK, "--idle-s", str(IDLE_S), "--max-replicas", "1")
+GONE_LIMIT_S = 60.0
 WARM_CALLS = 50
 WARM_CALLS_LIMIT_S = 3.0
 """A busy machine makes fewer of them."""
@@ -63,63 +54,17 @@ class Ended(BaseException):
         self.number = number
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
-
-
-class Screen:
-    """Where the demo writes: with rich where it is installed, else plainly."""
-
-    def __init__(self) -> None:
-        try:
-            from rich.console import Console
-
-            self._console: Console | None = Console(highlight=False, soft_wrap=True)
-        except ImportError:
-            self._console = None
-
-    def heading(self, text: str) -> None:
-        """The beginning of a part."""
-        if self._console is not None:
-            self._console.print(f"\n[bold]── {text} [/bold]")
-        else:
-            print(f"\n── {text}", flush=True)
-
-    def say(self, text: str) -> None:
-        """A line."""
-        if self._console is not None:
-            self._console.print(text, markup=False)
-        else:
-            print(text, flush=True)
-
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns, the first of names, the others of figures."""
-        if self._console is not None:
-            from rich.table import Table
-
-            table = Table(*head)
-            for column in table.columns[1:]:
-                column.justify = "right"
-            for row in rows:
-                table.add_row(*row)
-            self._console.print(table, soft_wrap=False)
-            return
-        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-        for name, *cells in [head, ["─" * width for width in widths], *rows]:
-            figures = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-            self.say("  ".join((name.ljust(widths[0]), *figures)))
-
-
 @dataclass(frozen=True)
 class Start:
-    """One start of the replica (or of its worker alone), as it is shown."""
+    """One start of a replica (or of its worker alone), as it is shown."""
 
     name: str
+    replica: str
     report: Mapping[str, Any]
     vector: list[float]
     answer_s: float
-    """From the process's start (the kill) to the first answer, as its caller saw it."""
-    requests: int
-    sent_bytes: int
+    """From the call that found no replica (from the kill) to its answer, as its caller saw it."""
+    served: Counted
 
     def seconds(self, *names: str) -> float | None:
         """How long the stages whose names begin so took, together."""
@@ -157,10 +102,10 @@ def final_table(screen: Screen, starts: Sequence[Start]) -> None:
         row("share of infrastructure", lambda start: start.percent("infrastructure"), "%"),
         row("share of the framework", lambda start: start.percent("framework"), "%"),
         row("share of the model", lambda start: start.percent("model"), "%"),
-        row("bytes from the store", lambda start: start.sent_bytes / 1e6, "MB"),
-        row("bytes from the cache", lambda start: start.report["transfer"]["cache_bytes"] / 1e6, "MB"),
+        row("weights from the store", lambda start: start.served.weight_bytes / 1e6, "MB"),
+        row("files from the cache", lambda start: start.report["transfer"]["cache_bytes"] / 1e6 or None, "MB"),
         row("speed of the stream", lambda start: start.report["transfer"]["bytes_per_s"] / 1e6 or None, "MB/s"),
-        ["requests to the store", *(str(start.requests) for start in starts)],
+        ["requests to the store", *(str(start.served.requests) for start in starts)],
     ]
     screen.table(["", *(start.name for start in starts)], rows)
 
@@ -170,217 +115,238 @@ def final_table(screen: Screen, starts: Sequence[Start]) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """What every part needs: where to write, the store, the directory that is removed at the end."""
+    """What every part needs: where to write, the platform, a directory that is removed at the end."""
 
     screen: Screen
+    platform: Platform
     directory: Path
-    store: Store
 
-    def environment(self) -> dict[str, str]:
-        """The replica's: the embedded store, any credentials, and nothing of this shell's own settings of either."""
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(("AWS_", "COLDSTART_"))}
-        kept.pop("PORT", None)
-        return {
-            **kept,
-            "AWS_ENDPOINT_URL_S3": self.store.endpoint,
-            "AWS_ACCESS_KEY_ID": "demo",
-            "AWS_SECRET_ACCESS_KEY": "demo",
-            "AWS_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-            "no_proxy": "127.0.0.1",
-            "COLDSTART_CACHE_DIR": str(self.directory / "cache"),
-            "TMPDIR": str(self.directory),
-        }
+    def start_from_zero(self, name: str) -> Start:
+        """A call that finds no replica."""
+        if (alive := self.platform.replicas()) != []:
+            raise Failed(f"there is a replica already: {alive[0]['id']}, {alive[0]['state']}")
+        before = self.platform.counted()
+        begun = time.monotonic()
+        self.screen.moment(begun, f"0 replicas; POST /invoke {json.dumps({'text': SENTENCE})}")
+        answer = self.platform.invoke({"text": SENTENCE}, _Watch(self, begun).look)
+        if (met := answer.headers["X-Coldstart"]) != "cold":
+            raise Failed(f"the first call met a {met} replica")
+        return self.started(name, "cold", answer, begun, before)
 
-    @contextlib.contextmanager
-    def replica(self, log: str) -> Iterator[tuple[Child, Client]]:
-        """A replica that listens, ready or not."""
-        arguments = ("serve", HANDLER, "--host", "127.0.0.1", "--port", "0")
-        with child(arguments, self.environment(), self.directory / log) as started:
-            listening = started.wait_for(
-                lambda: started.line(lambda value: value.get("event") == "supervisor.listen.complete"),
-                "its port was open",
-                START_LIMIT_S,
-            )
-            yield started, Client(listening["port"])
+    def kill_worker(self, replica: str) -> Start:
+        """Kill the worker (-9), and at once ask the next question."""
+        before = self.platform.counted()
+        begun = time.monotonic()
+        watch = _Watch(self, begun)
+        pid = self.platform.kill_worker(replica)
+        self.screen.moment(begun, f"kill -9 {pid}, the worker of {replica}, and the next question at once")
+        answer = self.platform.invoke({"text": SENTENCE}, watch.look)
+        if answer.status == 502:  # it was handed the question before its death was noticed
+            self.screen.moment(begun, f"asked again: {answer.json()['error']['message']}")
+            answer = self.platform.invoke({"text": SENTENCE}, watch.look)
+        return self.started("after kill -9", "recovery", answer, begun, before)
 
-    def wait_until_ready(self, replica: Child, client: Client) -> None:
-        """Follow the phases until it is ready."""
-        shown: list[str] = []
-
-        def look() -> bool | None:
-            try:
-                answer = client.ask("GET", "/health/ready")
-            except (OSError, http.client.HTTPException):
-                return None
-            phase = "ready" if answer.status == 200 else str(answer.json().get("phase"))
-            if phase not in shown:
-                shown.append(phase)
-                self.moment(replica.started, phase)
-            return True if answer.status == 200 else None
-
-        replica.wait_for(look, "readiness", START_LIMIT_S)
-
-    def moment(self, begun: float, text: str) -> None:
-        """Show what happens now, so long after the beginning."""
-        self.screen.say(f"  {time.monotonic() - begun:6.2f} s  {text}")
-
-    def start(self, name: str, client: Client, begun: float) -> Start:
-        """Ask for the first answer and read the account of the start."""
-        vector, answer = embedding(client, SENTENCE, lost=lambda said: self.moment(begun, f"asked again: {said}"))
+    def started(self, name: str, kind: str, answer: Answer, begun: float, before: Counted) -> Start:
+        """Show the first answer of a start, and read the start's account."""
         answer_s = time.monotonic() - begun
-        requests, sent_bytes = self.store.counted()
-        report = client.ask("GET", "/coldstart").json()
-        if report.get("outcome") != "ready":
-            raise Failed(f"the init report says {report.get('outcome')!r}, not 'ready'")
-        said = f"{answer.headers.get('X-Coldstart')}; {answer.headers.get('Server-Timing')}"
-        self.moment(begun, f"first answer: {len(vector)} numbers ({said})")
+        vector = unit_vector(answer)
+        replica = answer.headers["X-Coldstart-Replica"]
+        self.screen.moment(begun, f"answer of {replica}: {len(vector)} numbers ({timing(answer)})")
+        report = self.platform.report(replica, kind)
+        served = self.platform.counted().since(before)
         self.waterfall(report)
-        return Start(name, report, vector, answer_s, requests, sent_bytes)
+        return Start(name, replica, report, vector, answer_s, served)
 
     def waterfall(self, report: Mapping[str, Any]) -> None:
         """Show a report through the command that shows any."""
+        from adapter.cli.main import main as coldstart
+
         path = self.directory / "report.json"
         path.write_text(json.dumps(report))
-        sys.stdout.flush()
-        command = [sys.executable, "-m", "adapter.cli", "report", str(path), "--text"]
-        done = subprocess.run(command, cwd=ROOT, check=False, stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            raise Failed(f"coldstart report ended with exit code {done.returncode}")
+        if (code := coldstart(["report", str(path)])) != 0:
+            raise Failed(f"coldstart report ended with exit code {code}")
+
+    def embedding(self, text: str) -> list[float]:
+        """The vector of a text."""
+        return unit_vector(self.platform.invoke({"text": text}))
+
+    def warm_calls(self) -> None:
+        """The same question many times."""
+        deadline = time.monotonic() + WARM_CALLS_LIMIT_S
+        answers: list[Answer] = []
+        while len(answers) < WARM_CALLS and time.monotonic() < deadline:
+            answers.append(self.platform.invoke({"text": SENTENCE}))
+            unit_vector(answers[-1])
+        if (met := {answer.headers["X-Coldstart"] for answer in answers}) != {"warm"}:
+            raise Failed(f"calls after the first one met {met}, not a warm replica alone")
+        seconds = sorted(answer.seconds for answer in answers)
+        self.screen.say(
+            f"  {len(answers)} calls one after the other: median {statistics.median(seconds) * 1e3:.1f} ms, "
+            f"slowest {seconds[-1] * 1e3:.1f} ms ({timing(answers[-1])})"
+        )
+
+    def cosines(self) -> None:
+        """How near two pairs of sentences are."""
+        asked, near, far = (self.embedding(text) for text in (SENTENCE, NEAR, FAR))
+        near_cosine, far_cosine = (sum(a * b for a, b in zip(asked, other, strict=True)) for other in (near, far))
+        self.screen.say(f"  cosine {near_cosine:+.3f}  {SENTENCE!r} and {NEAR!r}")
+        self.screen.say(f"  cosine {far_cosine:+.3f}  {SENTENCE!r} and {FAR!r}")
+        if near_cosine < 0.5 or far_cosine > 0.2:
+            raise Failed("the near pair is not near, or the far pair not far: these are not the model's embeddings")
+
+    def scale_to_zero(self, replica: str) -> None:
+        """Ask nothing, and watch the platform end the replica for that."""
+        begun = time.monotonic()
+        self.screen.moment(begun, f"no calls; a replica that is idle for {IDLE_S} s is ended")
+        watch = _Watch(self, begun)
+
+        def gone() -> Mapping[str, Any] | None:
+            watch.look()
+            found = self.platform.replica(replica)
+            return found if found["state"] == "gone" else None
+
+        ended = self.platform.wait_for(gone, f"the end of {replica}", GONE_LIMIT_S)
+        if (ended["stop_reason"], ended["exit_code"]) != ("idle", 0):
+            raise Failed(f"{replica} did not end well for being idle: {json.dumps(ended)}")
+        self.screen.moment(begun, f"{replica} was ended for being idle, exit code 0; 0 replicas")
 
 
-def embedding(client: Client, text: str, lost: Callable[[str], None] | None = None) -> tuple[list[float], Answer]:
-    """The vector of a text, and the answer that brought it.
+class _Watch:
+    """Shows what a replica is about, whenever that is something new."""
 
-    Args:
-        client: Of the replica.
-        text: What to ask.
-        lost: Is told what the replica says when its worker died with the question, which is then asked once more.
-    """
-    try:
-        answer = client.ask("POST", "/", {"text": text})
-        if answer.status == 502 and lost is not None:
-            lost(answer.json()["error"]["message"])
-            answer = client.ask("POST", "/", {"text": text})
-    except (OSError, http.client.HTTPException) as error:
-        raise Failed(f"the replica did not answer: {type(error).__name__}: {error}") from None
-    if answer.status != 200:
-        raise Failed(f"the replica answered {answer.status}: {answer.body[:500].decode(errors='replace')}")
-    vector = answer.json().get("embedding")
-    if not isinstance(vector, list) or not math.isclose(math.hypot(*vector), 1, abs_tol=1e-4):
-        raise Failed(f"the answer is no unit vector: {answer.body[:200].decode(errors='replace')}")
-    return vector, answer
+    def __init__(self, scene: Scene, begun: float) -> None:
+        self._scene = scene
+        self._begun = begun
+        self._known: dict[str, str] = {replica["id"]: replica["phase"] for replica in scene.platform.replicas()}
+
+    def look(self) -> None:
+        for replica in self._scene.platform.replicas():
+            name, phase, progress = replica["id"], replica["phase"], replica["progress"]
+            if self._known.get(name) == phase:
+                continue
+            self._known[name] = phase
+            some = progress and progress["bytes"] < progress["of"]
+            here = f", {progress['bytes'] / 1e6:.1f} of {progress['of'] / 1e6:.1f} MB are here" if some else ""
+            self._scene.screen.moment(self._begun, f"{name} {phase}{here}")
 
 
-def warm_calls(screen: Screen, client: Client) -> None:
-    """The same question many times."""
-    deadline = time.monotonic() + WARM_CALLS_LIMIT_S
-    answers: list[Answer] = []
-    while len(answers) < WARM_CALLS and time.monotonic() < deadline:
-        answers.append(embedding(client, SENTENCE)[1])
-    seconds = sorted(answer.seconds for answer in answers)
-    screen.say(
-        f"  {len(answers)} calls one after the other: median {statistics.median(seconds) * 1e3:.1f} ms, "
-        f"slowest {seconds[-1] * 1e3:.1f} ms ({answers[-1].headers.get('X-Coldstart')}; "
-        f"{answers[-1].headers.get('Server-Timing')})"
-    )
-
-
-def cosines(screen: Screen, client: Client) -> None:
-    """How near two pairs of sentences are."""
-    asked, near, far = (embedding(client, text)[0] for text in (SENTENCE, NEAR, FAR))
-    near_cosine, far_cosine = (sum(a * b for a, b in zip(asked, other, strict=True)) for other in (near, far))
-    screen.say(f"  cosine {near_cosine:+.3f}  {SENTENCE!r} and {NEAR!r}")
-    screen.say(f"  cosine {far_cosine:+.3f}  {SENTENCE!r} and {FAR!r}")
-    if near_cosine < 0.5 or far_cosine > 0.2:
-        raise Failed("the near pair is not near, or the far pair not far: these are not the model's embeddings")
-
-
-def kill_worker(scene: Scene, client: Client) -> Start:
-    """Kill the worker (-9), and at once ask the next question."""
-    spawned = [
-        fields.get("child")
-        for found in client.ask("GET", "/coldstart").json()["stages"]
-        if found["name"] == "role.spawn" and (fields := found["fields"]).get("spawned") == "worker"
-    ]
-    if not spawned or not Path(f"/proc/{spawned[-1]}/comm").exists():
-        raise Failed("the init report does not name the worker's process")
-    scene.store.reset()
-    begun = time.monotonic()
-    os.kill(spawned[-1], signal.SIGKILL)
-    scene.moment(begun, f"kill -9 {spawned[-1]}, and the next question at once")
-    return scene.start("after kill -9", client, begun)
+def timing(answer: Answer) -> str:
+    """What an answer's headers say of its time."""
+    return f"{answer.headers['X-Coldstart']}; {answer.headers['Server-Timing']}"
 
 
 def same_answers(starts: Sequence[Start]) -> None:
     """Refuse starts that do not agree, or that read what they had."""
     first = starts[0]
+    if first.served.weight_bytes < (model_directory() / "model.safetensors").stat().st_size:
+        raise Failed(f"{first.name!r} read {first.served.weight_bytes} bytes of weights: the cache was not empty")
     for other in starts[1:]:
         if max(abs(a - b) for a, b in zip(first.vector, other.vector, strict=True)) > 1e-6:
             raise Failed(f"the answers of {first.name!r} and {other.name!r} differ")
-        if other.sent_bytes > first.sent_bytes / 100:
-            raise Failed(f"{other.name!r} read {other.sent_bytes} bytes from the store that were in the cache")
+        if other.served.weight_bytes:
+            raise Failed(f"{other.name!r} read {other.served.weight_bytes} bytes of weights that were in the cache")
 
 
-def show(screen: Screen, directory: Path) -> None:
+def show(scene: Scene) -> tuple[Start, ...]:
     """Everything, in order."""
-    with embedded_store(directory, LINK) as store:
-        scene = Scene(screen, directory, store)
-        size = sum(path.stat().st_size for path in (directory / "store").rglob("*") if path.is_file())
-        screen.say(f"all-MiniLM-L6-v2, {size / 1e6:.1f} MB, at s3://{PREFIX}/ of {store.endpoint}, a link of {LINK}")
-        screen.heading(f"1. Cold start: coldstart serve {HANDLER}, the cache is empty")
-        with scene.replica("cold.log") as (replica, client):
-            scene.wait_until_ready(replica, client)
-            cold = scene.start("cold start", client, replica.started)
-            screen.heading("2. Warm calls")
-            warm_calls(screen, client)
-            cosines(screen, client)
-            screen.heading("3. The worker dies")
-            recovered = kill_worker(scene, client)
-            replica.end()
-        screen.heading("4. Second start: the weights are in the cache")
-        store.reset()
-        with scene.replica("second.log") as (replica, client):
-            scene.wait_until_ready(replica, client)
-            second = scene.start("second start", client, replica.started)
-            replica.end()
-        starts = (cold, recovered, second)
-        same_answers(starts)
-        screen.heading("What each start was made of")
-        final_table(screen, starts)
-        screen.say("Every start gave the same answer.")
+    screen = scene.screen
+    screen.heading("1. Cold start: the first call finds no replica, and the cache is empty")
+    cold = scene.start_from_zero("cold start")
+    screen.heading("2. Warm calls")
+    scene.warm_calls()
+    scene.cosines()
+    screen.heading("3. The worker dies")
+    recovered = scene.kill_worker(cold.replica)
+    screen.heading("4. Nobody calls: the platform scales to zero")
+    scene.scale_to_zero(cold.replica)
+    screen.heading("5. Second start: the weights are in the cache")
+    second = scene.start_from_zero("second start")
+    starts = (cold, recovered, second)
+    same_answers(starts)
+    screen.heading("What each start was made of")
+    final_table(screen, starts)
+    screen.say("Every start gave the same answer; only the first read weights from the store.")
+    return starts
+
+
+def write(screen: Screen, out: Path, starts: Sequence[Start]) -> None:
+    """A page with the starts of replicas side by side, and the reports of all starts."""
+    from adapter.init_report import InitReport
+    from adapter.report.html import html_page
+
+    lines = [json.dumps(start.report) for start in starts]
+    reports = [InitReport.from_json(line) for line in lines]
+    replicas = [number for number, report in enumerate(reports) if report.kind == "cold"]
+    names = [starts[number].name.capitalize() for number in replicas]
+    page, file = out / "starts.html", out / "starts.jsonl"
+    page.write_text(html_page([reports[number] for number in replicas], names=names), encoding="utf-8")
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    screen.say(f"Side by side, in a browser: {page}")
+    screen.say(f"The reports of all three: {file}; coldstart report {file.name} --all --trace trace.json")
+
+
+def run(out: Path, directory: Path) -> None:
+    """The demo.
+
+    Raises:
+        Failed: Something is not as it must be.
+    """
+    screen = Screen()
+    model = model_directory()
+    size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
+    screen.say(f"all-MiniLM-L6-v2, {size / 1e6:.1f} MB, in an object store behind a link of {LINK}")
+    screen.say(f"coldstart emulate {HANDLER} --weights {model} {' '.join(ARGUMENTS)}")
+    with platform(HANDLER, ARGUMENTS, directory) as emulated:
+        starts = show(Scene(screen, emulated, directory))
+        emulated.end()
+    write(screen, out, starts)
 
 
 def main() -> int:
     """The exit code: 0 when all was as it must be."""
+    parser = argparse.ArgumentParser(prog="demo", description="A real model on an emulated platform, in a minute.")
+    parser.add_argument("--out", type=Path, default=Path(".demo"), help="where the page goes (default: ./%(default)s)")
+    out: Path = parser.parse_args().out.absolute()
     if not sys.platform.startswith("linux"):
         print(f"demo: Linux is needed, this is {sys.platform}: run it in a Linux container", file=sys.stderr)
         return 1
 
     directory: Path | None = None
+    made = False
     try:
         with undisturbed():
             for number in ENDING:
                 signal.signal(number, _end)
-            directory = Path(tempfile.mkdtemp(prefix="coldstart-demo-"))
-        show(Screen(), directory)
+            made = not out.exists()
+            out.mkdir(parents=True, exist_ok=True)
+            directory = Path(tempfile.mkdtemp(prefix="demo-"))  # short: sockets are made far below it
+        if not os.access(out, os.W_OK):
+            raise Failed(f"{out} cannot be written: name another directory with --out")
+        run(out, directory)
     except Failed as failure:
         print(f"demo: failed: {failure}", file=sys.stderr)
         return 1
-    except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError) as error:
         print(f"demo: failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except Ended as ended:
         print("demo: ended by a signal; what it started and wrote is being removed", file=sys.stderr)
         return 128 + ended.number
     finally:
-        if directory is not None:
-            with undisturbed():
-                shutil.rmtree(directory)
+        with undisturbed():
+            if directory is not None:
+                _remove(directory)
+            if made:
+                with contextlib.suppress(OSError):
+                    out.rmdir()  # nothing, where the page is in it
     return 0
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory in which killed processes may still be ending."""
+    deadline = time.monotonic() + 5.0
+    while directory.exists():
+        shutil.rmtree(directory, ignore_errors=time.monotonic() < deadline)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
