@@ -136,7 +136,7 @@ class FileSource:
         path = os.path.join(self._root, key)
         facts = {"store": self.store, "key": key, "cause": errno.errorcode.get(error.errno or 0, str(error))}
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return ObjectNotFound(f"{path.rstrip('/')} {_what_is(self._root)}", **facts)
+            return ObjectNotFound(f"{path.rstrip('/')} {_what_is(Path(self._root))}", **facts)
         if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
             return AccessDenied(f"{path} may not be read by uid {os.geteuid()}: {error.strerror}", **facts)
         return StorageError(f"{path} could not be read: {error.strerror}", **facts)
