@@ -6,18 +6,11 @@ import time
 from pathlib import Path
 
 from tests.support import streaming_child as child
+from tests.support.memory import anonymous_bytes
 from tests.support.stores import running_store
 
 MEBIBYTE = 1 << 20
 SIZE_BYTES = 256 * MEBIBYTE
-
-
-def anonymous_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:")), 0)
 
 
 def test_anonymous_memory_stays_far_below_what_is_streamed(tmp_path: Path) -> None:
