@@ -214,6 +214,8 @@ def prepare(order: StartOrder, tell: Tell) -> Prepared:
     weights = _weights(order, handler, address) if address is not None else None
     with timeline.span("model.load"):
         model = handler.make_model(weights)
+    if address is not None and order.settings.verify != "size":
+        _wait_until_verified(order, address)
     record = InitRecord(address, weights.use_order().shards) if weights is not None and address is not None else None
     tell(Phase.WARMING, {})
     return Prepared(handler, model, record)
@@ -227,6 +229,19 @@ def _weights(order: StartOrder, handler: Handler, address: str) -> Weights:
     with order.timeline.span("weights.manifest"):
         manifest = wait_for(lambda: _manifest(order, address), lambda: "the list of objects of the checkpoint")
     return Weights.from_manifest(manifest, device=handler.spec.device, timeline=order.timeline)
+
+
+def _wait_until_verified(order: StartOrder, address: str) -> None:
+    """Until every file has its final name, which it gets once its checksums are right: readiness waits for that."""
+    from adapter.streaming.waiting import wait_for
+
+    manifest = _manifest(order, address)
+    if manifest is not None:
+        with order.timeline.span("weights.verify"):
+            wait_for(
+                lambda: all(entry.published.exists() for entry in manifest) or None,
+                lambda: "the checksums of the weights",
+            )
 
 
 def _manifest(order: StartOrder, address: str) -> StreamManifest | None:
