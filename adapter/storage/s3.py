@@ -7,26 +7,19 @@ are not taken on trust: a whole body, another range, a cut or an encoded body co
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-import boto3.session
-import botocore.session
-from botocore import UNSIGNED
 from botocore import exceptions as sdk
-from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from adapter.errors import (
     AccessDenied,
-    AdapterError,
     ConfigurationError,
-    ConnectionFailed,
     CredentialsError,
     Field,
     ObjectNotFound,
@@ -34,42 +27,18 @@ from adapter.errors import (
     StoreFailed,
     TruncatedRead,
     WrongRange,
+    WrongRegion,
 )
-from adapter.storage.checksums import StoredChecksum, from_s3
+from adapter.storage.access import decoded_key
+from adapter.storage.addresses import is_private_line, parse_s3
 from adapter.storage.base import ObjectInfo, RangeAnswer, RangeRequest, drain
 from adapter.storage.checksums import StoredChecksum, from_s3
-from adapter.storage.s3_answers import EXPIRED, Refusal, checked_range, error_of, version_of
+from adapter.storage.proxies import proxy_of
+from adapter.storage.s3_answers import Refusal, checked_range, error_of, version_of
 from adapter.storage.s3_body import Expected, receive
+from adapter.storage.s3_client import S3Clients, S3Options, unsaid
 
-_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".amazonaws.eu", ".ic.gov", ".sgov.gov")
-_CREDENTIAL_ERRORS = (
-    sdk.NoCredentialsError,
-    sdk.PartialCredentialsError,
-    sdk.CredentialRetrievalError,
-    sdk.TokenRetrievalError,
-    sdk.NoAuthTokenError,
-    sdk.MetadataRetrievalError,
-    sdk.SSOError,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Options:
-    """How a store is spoken to. Endpoint, region and credentials are boto3's to find: environment, files, role."""
-
-    connections: int = 16
-    """Reads in flight at a time; the pool holds as many connections."""
-    timeout_s: float = 20.0
-    """Longest silence of the store, in seconds, before a request counts as failed."""
-    connect_timeout_s: float = 5.0
-    """Longest wait for a connection: a store that is there answers within a round trip."""
-    anonymous: bool = False
-    """Read a public bucket: nothing is signed, no credentials are looked for (S-15)."""
-    path_style: bool | None = None
-    """Bucket in the path, not in the host name; None: what the AWS configuration file says, else path style on an
-    endpoint that is not AWS, whose name server knows no buckets (S-13)."""
-    endpoint_url: str | None = None
-    """Wins over `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` and the AWS configuration file."""
+__all__ = ["S3Options", "S3Source"]
 
 
 class S3Source:
@@ -77,32 +46,31 @@ class S3Source:
 
     Args:
         address: `s3://bucket/prefix/`; the prefix is taken as it is written, not percent-decoded (S-12), and ends at
-            a slash: `s3://bucket/p` never touches `p-2/` (S-16).
+            a slash: `s3://bucket/p` never touches `p-2/` (S-16). Options as `parse_s3` reads them.
         options: How the store is spoken to.
 
     Raises:
         ConfigurationError: The address or the AWS configuration cannot be used.
+        CredentialsError: The search for credentials failed, or took too long.
     """
 
     def __init__(self, address: str, options: S3Options | None = None) -> None:
-        bucket, _, prefix = address.removeprefix("s3://").partition("/")
-        if not address.startswith("s3://") or not bucket:
-            raise ConfigurationError(f"{address!r} names no bucket; use s3://bucket/prefix/", address=address)
-        self._bucket = bucket
-        self._prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
-        self._options = options or S3Options()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._store = f"s3://{bucket}"
-        self._endpoint = "the store"
-        self._client, self._identity = self._make_client()
-        self._retired: list[Any] = []
-        endpoint = urlsplit(self._client.meta.endpoint_url)
+        self._parts = parse_s3(address)
+        self._bucket, self._prefix = self._parts.bucket, self._parts.prefix
+        options = options or S3Options()
+        if self._parts.anonymous:
+            options = replace(options, anonymous=True)
+        self._options = options
+        self._clients = S3Clients(options, f"s3://{self._bucket}")
+        url = self._clients.endpoint_url
+        endpoint = urlsplit(url)
         self._doubled = endpoint.hostname is not None and (
-            endpoint.hostname.startswith(f"{bucket}.") or endpoint.path.rstrip("/").endswith(f"/{bucket}")
+            endpoint.hostname.startswith(f"{self._bucket}.") or endpoint.path.rstrip("/").endswith(f"/{self._bucket}")
         )
         self._endpoint = f"{endpoint.hostname}:{endpoint.port}" if endpoint.port else str(endpoint.hostname)
-        self._store = f"s3:{endpoint.scheme}://{self._endpoint}{endpoint.path.rstrip('/')}/{bucket}"
+        self._proxy = proxy_of(url)
+        self._store = f"s3:{endpoint.scheme}://{self._endpoint}{endpoint.path.rstrip('/')}/{self._bucket}"
+        self._every, self._reading = self._terms(url)
 
     @property
     def store(self) -> str:
@@ -116,12 +84,13 @@ class S3Source:
             ObjectNotFound: Nothing is there.
             StorageError: As the protocol says.
         """
+        if self._parts.single is not None:
+            yield self._head(RangeRequest(self._parts.single, 0, 0))
+            return
         found = False
         following: dict[str, str] = {}
         while True:
-            page = self._call(
-                "list_objects_v2", "s3:ListBucket", "", Bucket=self._bucket, Prefix=self._prefix, **following
-            )
+            page = self._call("list_objects_v2", "s3:ListBucket", "", Prefix=self._prefix, **self._every, **following)
             for entry in page.get("Contents", ()):
                 key: str = entry["Key"]
                 if key.endswith("/") or not key.startswith(self._prefix):
@@ -191,10 +160,7 @@ class S3Source:
 
     def close(self) -> None:
         """Give back connections; reads after this raise."""
-        with self._lock:
-            self._closed = True
-            for client in (self._client, *self._retired):
-                client.close()
+        self._clients.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,108 +186,60 @@ class S3Source:
             raise WrongRange(f"{self._address(request.key)}: HEAD gives no size", **self._facts(request.key))
         return ObjectInfo(request.key, size_bytes, version_of(_headers(answer), size_bytes))
 
-    def _object_call(self, operation: str, request: RangeRequest, **arguments: str) -> dict[str, Any]:
+    def _terms(self, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments of every request, and those of requests for an object (S-14)."""
+        every = {"RequestPayer": "requester"} if self._options.requester_pays or self._parts.requester_pays else {}
+        reading: dict[str, Any] = dict(every)
+        if self._parts.version_id is not None:
+            reading["VersionId"] = self._parts.version_id
+        if self._options.customer_key is not None:
+            if not is_private_line(url):
+                message = f"{self._address('')}: a customer key is not sent to {url} in the clear; use https"
+                raise ConfigurationError(message, store=self._store)
+            try:
+                reading["SSECustomerKey"] = decoded_key(self._options.customer_key)
+            except ValueError as error:
+                raise ConfigurationError(f"{self._address('')}: {error}", store=self._store) from None
+            reading["SSECustomerAlgorithm"] = "AES256"
+        return every, reading
+
+    def _object_call(self, operation: str, request: RangeRequest, **arguments: Any) -> dict[str, Any]:
         version = request.version
         if version is not None and " " not in version and not version.startswith("-"):
             arguments["IfMatch"] = f'"{version}"'
         key = f"{self._prefix}{request.key}"
         if not request.key or {".", ".."}.intersection(key.split("/")):  # HTTP clients resolve these segments (S-05)
             raise AccessDenied(f"{self._address(request.key)!r} leads out of its prefix", **self._facts(request.key))
-        return self._call(operation, "s3:GetObject", request.key, Bucket=self._bucket, Key=key, **arguments)
+        return self._call(operation, "s3:GetObject", request.key, Key=key, **self._reading, **arguments)
 
     def _call(self, operation: str, action: str, key: str, **arguments: Any) -> dict[str, Any]:
-        """One request; where credentials have expired meanwhile, one more with newly found ones (S-18)."""
+        """One request; one more where the credentials have expired meanwhile or the region is another."""
         while True:
-            if self._closed:
+            if self._clients.closed:
                 raise StorageError(f"{self._address(key)}: the source is closed", **self._facts(key))
-            client = self._client
+            client = self._clients.current
             try:
-                answer: dict[str, Any] = getattr(client, operation)(**arguments)
+                answer: dict[str, Any] = getattr(client, operation)(**{"Bucket": self._bucket, **arguments})
                 return answer
             except sdk.ClientError as error:
-                refusal = _refusal(error, action)
-                if refusal.code in EXPIRED and self._renew(client):
+                refusal, facts = _refusal(error, action), self._facts(key, arguments.get("Range"))
+                told = error_of(refusal, self._address(key), facts)
+                if isinstance(told, WrongRegion) and (region := told.fields.get("region")):
+                    if self._clients.move(client, str(region)):
+                        continue
+                    if refusal.code == str(refusal.status):  # HEAD has no body to say more
+                        message = f"{self._address(key)}: the store does not accept these credentials"
+                        told = CredentialsError(f"{message} (HTTP {refusal.status})", **told.fields)
+                if isinstance(told, CredentialsError) and self._clients.renew(client):
                     continue
-                told = error_of(refusal, self._address(key), self._facts(key, arguments.get("Range")))
                 if isinstance(told, ObjectNotFound) and self._doubled:
                     told = ObjectNotFound(f"{told.message}{self._hint()}", **told.fields)
-                raise told from error
+                # what the store said in its own words stays out of tracebacks
+                raise told from None
             except (sdk.BotoCoreError, ResponseParserError) as error:
-                self._raise_mapped(error, self._address(key), self._facts(key, arguments.get("Range")))
-
-    def _make_client(self) -> tuple[Any, object]:
-        """A client of its own session (the shared default one is not thread-safe, S-17), and whose it is."""
-        try:
-            core = botocore.session.get_session()
-            session = boto3.session.Session(botocore_session=core)
-            client = session.client("s3", endpoint_url=self._options.endpoint_url, config=self._config(None))
-            path_style = self._options.path_style
-            if path_style is None and not _is_aws(client.meta.endpoint_url):
-                path_style = None if "addressing_style" in (core.get_scoped_config().get("s3") or {}) else True
-            if path_style is not None:
-                client.close()
-                config = self._config("path" if path_style else "virtual")
-                client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
-            return client, None if self._options.anonymous else _identity(session)
-        except sdk.BotoCoreError as error:
-            self._raise_mapped(error, self._store, {"store": self._store})
-        except ValueError as error:
-            raise ConfigurationError(f"{self._store}: {error}", store=self._store) from error
-
-    def _config(self, addressing_style: str | None) -> Config:
-        """One attempt (retries are ours), a connection for every read, checksum headers only where S3 demands them."""
-        options = self._options
-        unsigned = {"signature_version": UNSIGNED} if options.anonymous else {}
-        return Config(
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            max_pool_connections=options.connections + 2,
-            connect_timeout=min(options.connect_timeout_s, options.timeout_s),
-            read_timeout=options.timeout_s,
-            tcp_keepalive=True,
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": addressing_style} if addressing_style else None,
-            **unsigned,
-        )
-
-    def _renew(self, used: Any) -> bool:
-        """Whether there is a client with other credentials than the one that was refused."""
-        with self._lock:
-            if self._client is not used:
-                return True
-            if self._closed or self._options.anonymous:
-                return False
-            client, identity = self._make_client()
-            if identity == self._identity:
-                client.close()
-                return False
-            self._retired.append(used)
-            self._client, self._identity = client, identity
-            return True
-
-    def _raise_mapped(self, error: Exception, address: str, facts: dict[str, Field]) -> NoReturn:
-        """Raise ours for an error that the SDK met without an answer from the store."""
-        kind = type(error).__name__
-        fields = {**facts, "cause": kind}
-        ours: AdapterError
-        if isinstance(error, sdk.NoCredentialsError):
-            ours = CredentialsError(
-                f"{address}: no credentials found (looked in the environment, the AWS files, and the roles of "
-                "container and instance)",
-                **fields,
-            )
-        elif isinstance(error, _CREDENTIAL_ERRORS):
-            ours = CredentialsError(f"{address}: credentials could not be obtained ({kind})", **fields)
-        elif isinstance(error, sdk.HTTPClientError | sdk.ConnectionError):
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                ours = ConfigurationError(f"{address}: the certificate of the store is not trusted", **fields)
-            else:
-                ours = ConnectionFailed(f"{address}: no answer from {self._endpoint} ({kind})", **fields)
-        elif isinstance(error, ResponseParserError):
-            ours = StoreFailed(f"{address}: the store's answer is not S3's XML", **fields)
-        else:
-            ours = ConfigurationError(f"{address}: {error}", **fields)
-        raise ours from error
+                where = self._endpoint if self._proxy is None else f"{self._endpoint} by the proxy {self._proxy}"
+                facts = self._facts(key, arguments.get("Range"))
+                raise unsaid(error, self._address(key), where, facts) from error
 
     def _address(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._prefix}{key}"
@@ -338,18 +256,8 @@ class S3Source:
         return {"store": self._store, "key": f"{self._prefix}{key}", "range": (asked or "").removeprefix("bytes=")}
 
 
-def _identity(session: boto3.session.Session) -> object:
-    """What tells one set of credentials from another; compared, never shown."""
-    credentials = session.get_credentials()
-    return None if credentials is None else credentials.get_frozen_credentials()
-
-
 def _range(request: RangeRequest) -> str:
     return f"{request.start}-{request.start + request.length_bytes - 1}"
-
-
-def _is_aws(endpoint_url: str) -> bool:
-    return f".{urlsplit(endpoint_url).hostname or ''}".endswith(_AWS_DOMAINS)
 
 
 def _headers(answer: dict[str, Any]) -> dict[str, str]:
@@ -359,5 +267,8 @@ def _headers(answer: dict[str, Any]) -> dict[str, str]:
 
 def _refusal(error: sdk.ClientError, action: str) -> Refusal:
     about: dict[str, Any] = dict(error.response.get("ResponseMetadata", {}))
-    code = str(error.response.get("Error", {}).get("Code", "unknown"))
-    return Refusal(code, int(about.get("HTTPStatusCode", 0)), dict(about.get("HTTPHeaders", {})), action)
+    said: dict[str, Any] = dict(error.response.get("Error", {}))
+    headers = dict(about.get("HTTPHeaders", {}))
+    if said.get("Region"):
+        headers["x-amz-bucket-region"] = str(said["Region"])
+    return Refusal(str(said.get("Code", "unknown")), int(about.get("HTTPStatusCode", 0)), headers, action)

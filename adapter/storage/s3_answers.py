@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from adapter.errors import (
     AccessDenied,
-    AdapterError,
-    ConfigurationError,
     ConnectionFailed,
     CredentialsError,
+    CredentialsExpired,
     Field,
     ObjectChanged,
     ObjectNotFound,
@@ -24,22 +23,23 @@ from adapter.errors import (
     StoreFailed,
     Throttled,
     WrongRange,
+    WrongRegion,
 )
 from adapter.storage.base import ObjectInfo, RangeRequest
 
-EXPIRED = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidAccessKeyId"}
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+_CREDENTIALS = frozenset(
+    {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "InvalidToken",
+        "InvalidSecurity",
+        "RequestTimeTooSkewed",
+        "UnrecognizedClientException",
+        "AuthorizationHeaderMalformed",
+    }
 )
-"""Codes after which credentials are looked up again: a rotated file may hold new ones by now (S-18)."""
-
-_CREDENTIALS = EXPIRED | {
-    "SignatureDoesNotMatch",
-    "InvalidToken",
-    "InvalidSecurity",
-    "RequestTimeTooSkewed",
-    "UnrecognizedClientException",
-    "AuthorizationHeaderMalformed",
-}
+"""After these and the former, credentials are looked up again: a rotated file may hold new ones by now (S-18)."""
 _THROTTLED = frozenset(
     {"SlowDown", "ServiceUnavailable", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
     | {"BandwidthLimitExceeded", "503", "429"}
@@ -60,7 +60,7 @@ class Refusal:
     """The permission that the request needs, such as `s3:GetObject`."""
 
 
-def error_of(refusal: Refusal, address: str, facts: Mapping[str, Field]) -> AdapterError:
+def error_of(refusal: Refusal, address: str, facts: Mapping[str, Field]) -> StorageError:
     """The error that says what the store said; its text has no word of the store's own, which could hold a secret.
 
     Args:
@@ -72,11 +72,15 @@ def error_of(refusal: Refusal, address: str, facts: Mapping[str, Field]) -> Adap
     said = f"{code}, HTTP {status}" if code != str(status) else f"HTTP {status}"
     fields: dict[str, Field] = {**facts, "cause": code, "status": status}
     region = refusal.headers.get("x-amz-bucket-region")
-    if code in _REGION or (status in (301, 307) or (status == 400 and region)):
+    elsewhere = status == 400 and region is not None and code in (str(status), "AuthorizationHeaderMalformed")
+    if code in _REGION or status in (301, 307) or elsewhere:
         where = f"it is in {region}" if region else "it is in another region or behind another endpoint"
-        return ConfigurationError(f"{address}: wrong region or endpoint, {where} ({said})", **fields, region=region)
+        advice = "" if region else "; set AWS_REGION or AWS_ENDPOINT_URL_S3"
+        return WrongRegion(f"{address}: wrong region or endpoint, {where} ({said}){advice}", **fields, region=region)
     if code in _THROTTLED or status in (429, 503):
         return Throttled(f"{address}: the store asks to slow down ({said})", **fields, **_retry_after(refusal.headers))
+    if code in _EXPIRED:
+        return CredentialsExpired(f"{address}: the credentials have expired, and there are no newer ({said})", **fields)
     if code in _CREDENTIALS or status == 401:
         return CredentialsError(f"{address}: the store does not accept these credentials ({said})", **fields)
     if code == "NoSuchBucket":

@@ -19,9 +19,11 @@ from cryptography.x509.oid import NameOID
 
 from adapter.errors import (
     AccessDenied,
-    ConfigurationError,
     CredentialsError,
+    CredentialsExpired,
     ObjectNotFound,
+    TlsFailed,
+    WrongRegion,
 )
 from adapter.storage.retry import RetryingSource
 from adapter.storage.s3 import S3Options, S3Source
@@ -40,8 +42,55 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_region_is_named() -> None:
     """S-14."""
     answer = error(301, "PermanentRedirect", x_amz_bucket_region="eu-central-1")
-    with opened(lambda asked: answer) as (_, source), pytest.raises(ConfigurationError, match="eu-central-1"):
+    with opened(lambda asked: answer) as (store, source), pytest.raises(WrongRegion, match="eu-central-1"):
         read(source)
+    assert len(store.asked) == 2, "tried there once, not again and again"
+
+
+ELSEWHERE = [
+    error(301, "PermanentRedirect", x_amz_bucket_region="eu-central-1"),
+    error(307, "TemporaryRedirect", x_amz_bucket_region="eu-central-1"),
+    error(400, "AuthorizationHeaderMalformed", x_amz_bucket_region="eu-central-1"),
+    Answer(400, {}, b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region></Error>"),
+]
+
+
+@pytest.mark.parametrize("answer", ELSEWHERE)
+def test_the_region_is_learnt_once(answer: Answer) -> None:
+    """S-14."""
+
+    def script(asked: Asked) -> Answer:
+        return part(CONTENT, asked) if "/eu-central-1/s3/" in asked.headers["authorization"] else answer
+
+    with opened(script) as (store, source):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: read(source), range(4)))
+        wrong = len(store.asked) - 4
+        assert read(source) == CONTENT[8 * KIB : 16 * KIB]
+        assert 1 <= wrong <= 4, "each thread at the most once"
+        assert len(store.asked) == wrong + 5
+
+
+def test_the_region_is_learnt_from_the_bare_answer_to_a_head_request() -> None:
+    """S-14."""
+
+    def script(asked: Asked) -> Answer:
+        if "/eu-central-1/s3/" in asked.headers["authorization"]:
+            return Answer(200, {"ETag": '"e1"', "Content-Length": "65536"})
+        return Answer(400, {"x-amz-bucket-region": "eu-central-1"})
+
+    with scripted_store(script) as store:
+        options = S3Options(endpoint_url=store.endpoint)
+        with S3Source("s3://bucket/m/a.safetensors", options) as source:
+            assert [(info.key, info.size_bytes) for info in source.list()] == [("a.safetensors", 65536)]
+
+
+def test_a_region_that_the_store_does_not_name_is_asked_for_once() -> None:
+    """S-14: the SDK itself would ask until its stack is full."""
+    with opened(lambda asked: error(301, "PermanentRedirect")) as (store, source):
+        with pytest.raises(WrongRegion, match="set AWS_REGION"):
+            read(source)
+        assert len(store.asked) == 1
 
 
 def test_bodies_are_received_without_a_copy_by_the_installed_sdk() -> None:
@@ -80,7 +129,7 @@ def test_an_encrypted_store_is_read_where_its_certificate_is_trusted(
 ) -> None:
     with scripted_store(lambda asked: part(CONTENT, asked), certificate=certificate) as store:
         options = S3Options(endpoint_url=store.endpoint)
-        with S3Source("s3://bucket/m/", options) as source, pytest.raises(ConfigurationError, match="not trusted"):
+        with S3Source("s3://bucket/m/", options) as source, pytest.raises(TlsFailed, match="not trusted"):
             read(source)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
         with S3Source("s3://bucket/m/", options) as source:
@@ -115,7 +164,7 @@ def test_expired_credentials_are_looked_up_again_once(tmp_path: Path, monkeypatc
 
     with opened(script) as (store, source), RetryingSource(source, QUICK) as retrying:
         assert b"".join(read(retrying, start) for start in range(0, 40 * KIB, 8 * KIB)) == CONTENT[: 40 * KIB]
-        with pytest.raises(CredentialsError) as refused:
+        with pytest.raises(CredentialsExpired) as refused:
             read(retrying)
         assert len(store.asked) == 6, "without new ones it is not tried again"
         assert "aaaa" not in str(refused.value.to_dict())
