@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter.errors import ConfigurationError
-from adapter.settings import Settings
+from adapter.settings import Secret, Settings
 
 
 def test_an_empty_environment_gives_usable_settings() -> None:
@@ -20,6 +20,12 @@ def test_an_empty_environment_gives_usable_settings() -> None:
 def test_every_field_is_read_from_its_variable() -> None:
     values: dict[str, tuple[str, object]] = {
         "weights": ("s3://bucket/model/", "s3://bucket/model/"),
+        "anonymous": ("1", True),
+        "requester_pays": ("True", True),
+        "customer_key": ("a2V5", Secret("a2V5")),
+        "credentials_timeout_s": ("2.5", 2.5),
+        "hub_token": ("hf_x", Secret("hf_x")),
+        "hub_endpoint": ("https://mirror/hub/", "https://mirror/hub"),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
         "cache_fallback": ("/tmp/other", Path("/tmp/other")),
         "cache_limit_bytes": ("1", 1),
@@ -59,6 +65,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         ("COLDSTART_INIT_TIMEOUT_S", "0"),
         ("COLDSTART_PART_BYTES", "8M"),
         ("COLDSTART_LOG_LEVEL", "loud"),
+        ("COLDSTART_ANONYMOUS", "maybe"),
+        ("HF_ENDPOINT", "mirror"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(variable: str, text: str) -> None:
@@ -71,6 +79,24 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(variable: str, text: str
 def test_port_of_the_platform_is_used_unless_ours_is_set() -> None:
     assert Settings.from_env({"PORT": "5000"}).port == 5000
     assert Settings.from_env({"PORT": "5000", "COLDSTART_PORT": "6000"}).port == 6000
+
+
+def test_the_token_and_the_mirror_of_other_programs_are_used_unless_ours_are_set() -> None:
+    told = {"HF_TOKEN": "theirs", "HF_ENDPOINT": "https://mirror"}
+    assert Settings.from_env(told).hub_token == Secret("theirs")
+    assert Settings.from_env(told).hub_endpoint == "https://mirror"
+    assert Settings.from_env({**told, "COLDSTART_HUB_TOKEN": "ours"}).hub_token == Secret("ours")
+
+
+def test_no_secret_is_shown_by_settings() -> None:
+    settings = Settings.from_env(
+        {
+            "HF_TOKEN": "hf_hidden",
+            "COLDSTART_CUSTOMER_KEY": "key_hidden",
+            "COLDSTART_WEIGHTS": "https://host/m/?X-Amz-Signature=hidden",
+        }
+    )
+    assert "hidden" not in f"{settings} {settings!r} {settings.hub_token} {settings.customer_key!r}"
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:

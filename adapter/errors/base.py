@@ -57,4 +57,4 @@ def _tree(cls: type[AdapterError]) -> list[type[AdapterError]]:
 
 def _by_code() -> dict[str, type[AdapterError]]:
     """Asked anew each time: a class may have been defined since, and errors that travel are rare."""
-    return {cls.code: cls for cls in _tree(AdapterError)}
+    return {cls.code: cls for cls in _tree(AdapterError) if "code" in vars(cls)}  # a variant travels as its parent

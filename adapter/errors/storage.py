@@ -6,7 +6,11 @@ from adapter.errors.base import AdapterError
 
 
 class StorageError(AdapterError):
-    """Reading from the store failed. Fields: store, key, range, attempts, cause."""
+    """Reading from the store failed. Fields: store, key, range, attempts, cause.
+
+    Causes that are no fault of the store have classes elsewhere: `ChecksumMismatch`, `InitTimeout` (the deadline),
+    `InvocationCancelled`.
+    """
 
     code = "storage"
     exit_code = 20
@@ -27,10 +31,24 @@ class AccessDenied(StorageError):
 
 
 class CredentialsError(StorageError):
-    """No credentials were found, or the store does not accept them (wrong, expired)."""
+    """No credentials were found, or the store does not accept them."""
 
     code = "storage.credentials"
     exit_code = 23
+
+
+class CredentialsExpired(CredentialsError):
+    """What proved who reads is no longer valid, and nothing newer was found: a token, keys, a signed address."""
+
+    code = "storage.expired"
+    exit_code = 80
+
+
+class WrongRegion(StorageError):
+    """The bucket is in another region, or behind another endpoint. Fields: region, where the store names it."""
+
+    code = "storage.region"
+    exit_code = 81
 
 
 class Throttled(StorageError):
@@ -47,6 +65,20 @@ class ConnectionFailed(StorageError):
     code = "storage.connection"
     exit_code = 25
     retryable = True
+
+
+class NameNotResolved(ConnectionFailed):
+    """The store's host name has no address here: it is wrong, or the name server does not answer."""
+
+    code = "storage.dns"
+    exit_code = 83
+
+
+class TlsFailed(StorageError):
+    """No encrypted connection comes about: the certificate is not trusted, or is of another host."""
+
+    code = "storage.tls"
+    exit_code = 82
 
 
 class TruncatedRead(StorageError):
