@@ -48,6 +48,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         StorageError, CheckpointError, CacheError: It could not be fetched; what came stays for the next try.
     """
+    from adapter.storage.access import Access
     from adapter.storage.sources import open_source
 
     settings = Settings.from_env(os.environ).with_(
@@ -55,7 +56,11 @@ def run(arguments: Namespace) -> int:
     )
     with (
         Telling("fetch", json_lines=arguments.json) as telling,
-        open_source(arguments.address, connections=max(settings.connections, settings.most_connections)) as source,
+        open_source(
+            arguments.address,
+            connections=max(settings.connections, settings.most_connections),
+            access=Access.of(settings),
+        ) as source,
     ):
         if arguments.to is None:
             _into_cache(source, arguments.address, settings, telling)
@@ -65,6 +70,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _into_cache(source: RangeSource, address: str, settings: Settings, telling: Telling) -> None:
+    from adapter.storage.addresses import shown_address
     from adapter.streaming.budget import Budget
     from adapter.streaming.cache import Cache
     from adapter.streaming.streamer import Streamer
@@ -75,33 +81,36 @@ def _into_cache(source: RangeSource, address: str, settings: Settings, telling: 
     with Streamer(source, cache, _options(address, settings)) as streamer:
         manifest = streamer.prepare()
         place = str(settings.cache_dir)
-        telling.started(address=address, to=place, objects=len(manifest.objects), total_bytes=manifest.total_bytes)
+        shown = shown_address(address)
+        telling.started(address=shown, to=place, objects=len(manifest.objects), total_bytes=manifest.total_bytes)
         done = _run(streamer, telling)
         streamer.sync()
-    _complete(telling, _Done(address, place, done, 0, time.monotonic() - begun_s))
+    _complete(telling, _Done(shown, place, done, 0, time.monotonic() - begun_s))
 
 
 def _into_directory(source: RangeSource, address: str, directory: Path, settings: Settings, telling: Telling) -> None:
+    from adapter.storage.addresses import shown_address
     from adapter.storage.retry import RetryingSource
     from adapter.streaming.inspection import read_index
     from adapter.streaming.layout import Layout
     from adapter.streaming.listing import find_checkpoint, list_objects
 
     begun_s = time.monotonic()
+    shown = shown_address(address)
     trying = RetryingSource(source)
     listing = list_objects(trying, connections=settings.connections)
-    found = find_checkpoint(trying, listing, lambda info: read_index(trying, info), address=address)
+    found = find_checkpoint(trying, listing, lambda info: read_index(trying, info), address=shown)
     wanted = found.selection.wanted
     with Layout(directory) as layout:
         missing = layout.missing(wanted)
         total_bytes = sum(each.info.size_bytes for each in wanted)
-        telling.started(address=address, to=str(layout.directory), objects=len(wanted), total_bytes=total_bytes)
+        telling.started(address=shown, to=str(layout.directory), objects=len(wanted), total_bytes=total_bytes)
         kept_bytes = total_bytes - sum(each.info.size_bytes for each in missing)
         done = None
         if missing:
             options = _options(address, settings, layout.orders(address, source.store, missing))
             done = _fill(source, layout, options, telling)
-    _complete(telling, _Done(address, str(layout.directory), done, kept_bytes, time.monotonic() - begun_s))
+    _complete(telling, _Done(shown, str(layout.directory), done, kept_bytes, time.monotonic() - begun_s))
 
 
 def _fill(source: RangeSource, layout: Layout, options: StreamOptions, telling: Telling) -> Progress:

@@ -42,6 +42,8 @@ def run(arguments: Namespace) -> int:
         StorageError: The store could not be read.
         CheckpointError: There is no complete checkpoint, or a shard is no safetensors file.
     """
+    from adapter.storage.access import Access
+    from adapter.storage.addresses import shown_address
     from adapter.storage.retry import RetryingSource
     from adapter.storage.sources import open_source
     from adapter.streaming.inspection import inspect_checkpoint, inspect_file, split_file_address
@@ -49,20 +51,23 @@ def run(arguments: Namespace) -> int:
     settings = Settings.from_env(os.environ)
     limit_bytes = settings.header_limit_bytes
     single = split_file_address(arguments.address)
-    opened = open_source(single[0] if single else arguments.address, connections=settings.connections)
+    address = shown_address(arguments.address)
+    opened = open_source(
+        single[0] if single else arguments.address, connections=settings.connections, access=Access.of(settings)
+    )
     with RetryingSource(opened) as source:
         if single:
             found = inspect_file(source, single[1], header_limit_bytes=limit_bytes)
         else:
             found = inspect_checkpoint(
-                source, arguments.address, connections=settings.connections, header_limit_bytes=limit_bytes
+                source, address, connections=settings.connections, header_limit_bytes=limit_bytes
             )
     patterns = arguments.only or ["*"]
     chosen = [each for each in found.tensors if any(fnmatchcase(each[0].name, pattern) for pattern in patterns)]
     if arguments.json:
-        print(json.dumps(_values(arguments.address, found, chosen), ensure_ascii=False))
+        print(json.dumps(_values(address, found, chosen), ensure_ascii=False))
     else:
-        print("\n".join(_lines(arguments.address, found, [] if arguments.summary else chosen)))
+        print("\n".join(_lines(address, found, [] if arguments.summary else chosen)))
     return 0
 
 

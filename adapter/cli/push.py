@@ -54,14 +54,14 @@ def run(arguments: Namespace) -> int:
         StorageError: It could not be sent.
         ConfigurationError: The address is none of an S3 store.
     """
+    from adapter.storage.addresses import shown_address
     from adapter.storage.s3 import S3Options
     from adapter.storage.s3_upload import S3Target, UploadOptions
     from adapter.streaming.push import plan_push
 
+    address = shown_address(arguments.address)
     if not arguments.address.startswith("s3://"):
-        raise ConfigurationError(
-            f"{arguments.address}: push sends to s3://bucket/prefix/ only", address=arguments.address
-        )
+        raise ConfigurationError(f"{address}: push sends to s3://bucket/prefix/ only", address=address)
     settings = Settings.from_env(os.environ).with_(connections=arguments.connections and max(1, arguments.connections))
     options = UploadOptions(
         checksum=_checksum(arguments.checksum),
@@ -75,18 +75,26 @@ def run(arguments: Namespace) -> int:
     begun_s = time.monotonic()
     with (
         Telling("push", json_lines=arguments.json) as telling,
-        S3Target(arguments.address, S3Options(connections=settings.connections)) as target,
+        S3Target(
+            arguments.address,
+            S3Options(
+                connections=settings.connections,
+                requester_pays=settings.requester_pays,
+                customer_key=settings.customer_key,
+                credentials_timeout_s=settings.credentials_timeout_s,
+            ),
+        ) as target,
     ):
         telling.started(
             source=str(arguments.directory),
-            to=arguments.address,
+            to=address,
             objects=len(plan.objects),
             total_bytes=plan.total_bytes,
             notes=list(plan.inspection.notes()),
         )
         sent = _Sent(telling, plan.total_bytes)
         done = [target.upload(arguments.directory / info.key, info.key, options, sent) for info in plan.objects]
-        _complete(telling, arguments.address, plan, done, time.monotonic() - begun_s)
+        _complete(telling, address, plan, done, time.monotonic() - begun_s)
     return 0
 
 

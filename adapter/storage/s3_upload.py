@@ -28,7 +28,7 @@ from adapter.errors import (
     ObjectNotFound,
     StorageError,
 )
-from adapter.storage.s3 import S3Source
+from adapter.storage.s3 import S3Options, S3Source
 
 LEAST_PART_BYTES = 5 << 20
 MOST_PARTS = 10_000
@@ -112,7 +112,17 @@ def upload_part_bytes(size_bytes: int, read_bytes: int) -> int:
 
 
 class S3Target(S3Source):
-    """A place in a store that can also be written. Arguments and errors are those of `S3Source`."""
+    """A place in a store that can also be written. Arguments and errors are those of `S3Source`.
+
+    Raises:
+        ConfigurationError: The address names one object, not a place for several.
+    """
+
+    def __init__(self, address: str, options: S3Options | None = None) -> None:
+        super().__init__(address, options)
+        if self._parts.single is not None:
+            self.close()
+            raise ConfigurationError(f"{self._address(self._parts.single)} is one object; use s3://bucket/prefix/")
 
     def upload(
         self, path: Path, key: str, options: UploadOptions, sent: Callable[[int], None] = lambda _: None
@@ -153,7 +163,9 @@ class S3Target(S3Source):
             StorageError: The store refused it, or did not answer.
         """
         action = "s3:PutObject" if operation != "head_object" else "s3:GetObject"
-        return self._call(operation, action, key, Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments)
+        # aborting takes no key of a customer; a version is what a write makes, not what it asks for
+        terms = self._every if operation == "abort_multipart_upload" else self._reading
+        return self._call(operation, action, key, Key=f"{self._prefix}{key}", **terms, **arguments)
 
     def _stored(self, key: str) -> dict[str, Any] | None:
         try:

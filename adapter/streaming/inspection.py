@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES, Header, TensorInfo
 from adapter.checkpoint.index import SHARD_SUFFIX, WeightIndex, parse_index
@@ -156,9 +155,12 @@ def inspect_file(source: RangeSource, name: str, *, header_limit_bytes: int = HE
 
 
 def split_file_address(address: str) -> tuple[str, str] | None:
-    """Address of the directory and name of the file, where an address names one safetensors file."""
+    """Address of the directory and name of the file, where an address names one local safetensors file.
+
+    Sources of stores know such addresses themselves.
+    """
     base, _, name = address.rpartition("/")
-    if not name.endswith(SHARD_SUFFIX) or PurePosixPath(name).name != name or "?" in address:
+    if not name.endswith(SHARD_SUFFIX) or name == SHARD_SUFFIX or "://" in address.removeprefix("file://"):
         return None
     return (f"{base}/" if "/" in address else "."), name
 

@@ -119,7 +119,7 @@ class Layout:
             except OSError as error:
                 raise CacheError(f"{target} cannot be written: {error.strerror}", path=str(target)) from error
             facts = {"version": entry.version, "size_bytes": entry.size_bytes, "mtime_ns": status.st_mtime_ns}
-            record[entry.name] = {"store": streamed.store, "address": streamed.address, **facts}
+            record[entry.name] = {"store": streamed.store, **facts}
             self._write(record)
         shutil.rmtree(self._staging, ignore_errors=True)
 

@@ -105,6 +105,24 @@ def test_only_headers_are_read(
     assert sizes["counted/1.safetensors"] == sizes["counted/2.safetensors"] == FIRST_BYTES
 
 
+def test_one_object_of_a_store_can_be_asked_for(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    store.put("b/single/x.safetensors", B)
+    store.put("b/single/model.safetensors", A)
+    found = inspected(capsys, "s3://b/single/x.safetensors")
+    assert [each["name"] for each in found["tensors"]] == ["d"]
+
+
+def test_a_secret_in_an_address_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["inspect"], ["fetch"], ["push", str(tmp_path)]):
+        assert main([*command, "https://user:secret1@h/m/?X-Amz-Signature=secret2"]) != 0
+        said = capsys.readouterr()
+        assert "secret" not in said.out + said.err
+
+
 def test_a_long_header_takes_a_second_read_of_the_rest_of_it() -> None:
     tensors = {f"layer.{number:05}": ("U8", [1], b"x") for number in range(2000)}
     source = MemorySource({"model.safetensors": safetensors_bytes(tensors) + b""})
@@ -128,7 +146,9 @@ def test_one_file_can_be_asked_for(
 
 def test_an_address_of_a_directory_is_no_address_of_a_file() -> None:
     assert split_file_address("s3://b/x.safetensors/") is None
-    assert split_file_address("s3://b/p/x.safetensors") == ("s3://b/p/", "x.safetensors")
+    assert split_file_address("/b/x.safetensors/") is None
+    assert split_file_address("/b/.safetensors") is None
+    assert split_file_address("s3://b/p/x.safetensors") is None  # a source of a store knows such addresses itself
 
 
 def test_what_a_start_would_stumble_over_is_noted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from adapter.errors import (
     StoreFailed,
     Throttled,
 )
+from adapter.settings import Secret
 from adapter.storage.s3 import S3Options
 from adapter.storage.s3_upload import LEAST_PART_BYTES, MOST_PARTS, S3Target, Uploaded, UploadOptions, upload_part_bytes
 from adapter.streaming.integrity import CRC32, CRC64NVME
@@ -212,3 +214,19 @@ def test_parts_hold_whole_ranges_of_the_reader_within_the_limits(size_bytes: int
     assert part_bytes >= LEAST_PART_BYTES
     assert -(-size_bytes // part_bytes) <= MOST_PARTS
     assert part_bytes < max(LEAST_PART_BYTES, -(-size_bytes // MOST_PARTS)) + read_bytes
+
+
+def test_a_place_for_several_objects_is_wanted() -> None:
+    with pytest.raises(ConfigurationError, match="is one object"):
+        S3Target("s3://b/m/model.safetensors", S3Options(endpoint_url="http://127.0.0.1:9"))
+
+
+def test_terms_of_the_bucket_go_with_every_request(file: Path) -> None:
+    """S-14: also those that HEAD and the parts need."""
+    key = base64.b64encode(bytes(range(32))).decode()
+    with upload_store() as store:
+        terms = S3Options(endpoint_url=store.endpoint, requester_pays=True, customer_key=Secret(key))
+        with S3Target("s3://b/m/", terms) as place:
+            put(place, file)
+    assert {seen.get("x-amz-request-payer") for seen in store.seen} == {"requester"}
+    assert {seen.get("x-amz-server-side-encryption-customer-key") for seen in store.seen} == {key}

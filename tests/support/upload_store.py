@@ -54,6 +54,8 @@ class UploadStore:
     unfinished: dict[str, dict[int, bytes]] = field(default_factory=dict)
     log: list[tuple[str, str, int]] = field(default_factory=list)
     """Kind, key, length of every request that wrote something."""
+    seen: list[Mapping[str, str]] = field(default_factory=list)
+    """Headers of every request, names in lower case."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     on_request: Callable[[str], None] = lambda kind: None
 
@@ -117,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"ETag": '"x"', "Content-Length": str(len(stored.data)), **shown}, b"")
 
     def _request(self) -> tuple[str, dict[str, str], bytes]:
+        self.state.seen.append({name.lower(): value for name, value in self.headers.items()})
         parts = urlsplit(self.path)
         data = self.rfile.read(int(self.headers.get("content-length") or 0))
         return unquote(parts.path).lstrip("/"), dict(parse_qsl(parts.query, keep_blank_values=True)), data
