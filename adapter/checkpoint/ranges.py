@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 
@@ -166,6 +167,27 @@ def coalesce(ranges: Iterable[ByteRange], gap_bytes: int = 0) -> list[ByteRange]
         else:
             joined.append(each)
     return joined
+
+
+def coalesce_within(ranges: Iterable[ByteRange], spare_bytes: int, gap_bytes: int) -> list[ByteRange]:
+    """The ranges as `coalesce`, the shortest gaps closed first, as long as all that are closed fit into `spare_bytes`.
+
+    Args:
+        ranges: In any order.
+        spare_bytes: The most that may be read along in all.
+        gap_bytes: The longest gap that is closed.
+    """
+    apart = coalesce(ranges)
+    gaps = sorted(
+        (ByteRange(before.stop, after.start) for before, after in pairwise(apart)), key=lambda gap: gap.length
+    )
+    closed: list[ByteRange] = []
+    for gap in gaps:
+        spare_bytes -= gap.length
+        if spare_bytes < 0 or gap.length > gap_bytes:
+            break
+        closed.append(gap)
+    return coalesce([*apart, *closed])
 
 
 def round_to_pages(asked: ByteRange, page_bytes: int, file_bytes: int) -> ByteRange:
