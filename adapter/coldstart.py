@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,12 +60,14 @@ class InitRecord:
     address: str
     use_order: tuple[str, ...]
     """Shards in the order in which `load` first asked for them."""
+    whole: bool = True
+    """Whether that is all of the address; what is secret in one is not kept."""
 
     def write(self, path: Path) -> None:
         """Keep it for the next start, whole or not at all."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"address": self.address, "use_order": list(self.use_order)}))
+        temporary.write_text(json.dumps(asdict(self)))
         os.replace(temporary, path)
 
     @classmethod
@@ -73,7 +75,8 @@ class InitRecord:
         """The record of the last start; None where there is none that can be read."""
         try:
             value = json.loads(path.read_bytes())
-            return cls(str(value["address"]), tuple(str(name) for name in value["use_order"]))
+            names = tuple(str(name) for name in value["use_order"])
+            return cls(str(value["address"]), names, value.get("whole", True) is True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -96,7 +99,7 @@ def find_address(order: StartOrder) -> tuple[str | None, Origin]:
     if literal is not None:
         return literal, "source"
     record = InitRecord.read(record_path(order))
-    return (record.address, "record") if record is not None else (None, "none")
+    return (record.address, "record") if record is not None and record.whole else (None, "none")
 
 
 # -- the fetcher's half -----------------------------------------------------------------------------------------------
@@ -123,6 +126,7 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     Raises:
         StorageError, CheckpointError, CacheError: The weights cannot be had; what is here stays for the next start.
     """
+    from adapter.storage.access import Access
     from adapter.storage.sources import open_source
     from adapter.streaming.cache import Cache
     from adapter.streaming.options import StreamOptions
@@ -131,9 +135,9 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     settings, timeline = order.settings, order.timeline
     options = StreamOptions.of(settings, address, previous=_manifest(order, address))
     record = InitRecord.read(record_path(order))
-    hint = record.use_order if record is not None and record.address == address else ()
+    hint = record.use_order if record is not None and record.address == options.address else ()
     with timeline.span("storage.connect", "network"):
-        source = open_source(address, connections=options.reads_at_most)
+        source = open_source(address, connections=options.reads_at_most, access=Access.of(settings))
     with source, Streamer(source, Cache.of(settings), options, timeline) as streamer:
         manifest = streamer.prepare(hint)
         if streamer.notice is not None:
@@ -216,7 +220,9 @@ def prepare(order: StartOrder, tell: Tell) -> Prepared:
         model = handler.make_model(weights)
     if address is not None and order.settings.verify != "size":
         _wait_until_verified(order, address)
-    record = InitRecord(address, weights.use_order().shards) if weights is not None and address is not None else None
+    record = None
+    if weights is not None:
+        record = InitRecord(weights.address, weights.use_order().shards, whole=weights.address == address)
     tell(Phase.WARMING, {})
     return Prepared(handler, model, record)
 
@@ -246,13 +252,14 @@ def _wait_until_verified(order: StartOrder, address: str) -> None:
 
 def _manifest(order: StartOrder, address: str) -> StreamManifest | None:
     """What this replica streams from that address; an early stream of another address does not count."""
+    from adapter.storage.addresses import shown_address
     from adapter.streaming.manifest import StreamManifest
 
     try:
         manifest = StreamManifest.read(order.manifest)
     except FileNotFoundError:
         return None
-    return manifest if manifest.address == address else None
+    return manifest if manifest.address == shown_address(address) else None
 
 
 def warm_up(order: StartOrder, prepared: Prepared, invoke: Callable[[Any], object]) -> None:

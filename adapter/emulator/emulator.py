@@ -35,6 +35,7 @@ from adapter.emulator.replica_process import Changed, Failed, Gone, News, Ready,
 from adapter.emulator.reports import Reports
 from adapter.errors import AdapterError, InvocationCancelled, RoleDied
 from adapter.logs import Log
+from adapter.storage.addresses import shown_address
 
 GONE_KEPT = 50
 """Replicas that have ended and are still shown."""
@@ -211,10 +212,10 @@ class Emulator:
 
     def snapshot(self) -> dict[str, Any]:
         """All that can be seen, as JSON values."""
-        limits = self.options.limits
+        limits, address = self.options.limits, self.options.weights.address
         return {
             "target": self.options.target,
-            "weights": self.options.weights.address,
+            "weights": shown_address(address) if address is not None else None,
             "started": round(self.started, 3),
             "limits": {name: getattr(limits, name) for name in limits.__dataclass_fields__},
             "replicas": self.replicas(),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from adapter.coldstart import StartOrder, StreamWatch, describe_failure, find_address, stream_weights
 from adapter.logs import Log
 from adapter.runtime.roles import ReplicaSpec, Role, read_json, write_json
+from adapter.storage.addresses import shown_address
 from adapter.timeline import Timeline
 
 _READY_POLL_S = 0.05
@@ -28,11 +29,12 @@ def main(spec: ReplicaSpec, asked: str | None) -> int:
     order = StartOrder(spec.target, spec.settings, spec.manifest, tuple(sys.path), Timeline("fetcher", spec.timeline))
     try:
         address, origin = (asked, "handler") if asked is not None else find_address(order)
-        write_json(spec.address, {"address": address, "origin": origin})
+        shown = shown_address(address) if address is not None else None
+        write_json(spec.address, {"address": shown, "origin": origin})
         if address is None:
             spec.sealed.touch()
             return 0
-        log.info("stream.started", address=address, origin=origin)
+        log.info("stream.started", address=shown, origin=origin)
         begun = time.monotonic()
 
         def sealed() -> bool:

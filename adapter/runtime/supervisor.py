@@ -206,14 +206,17 @@ class Supervisor:
         if self._confirmed is not None:
             return
         self._confirmed = (address,)
+        from adapter.storage.addresses import shown_address  # only once all roles are under way
+
+        wanted = shown_address(address) if address is not None else None
         taken = read_json(self._spec.address)
         streaming = taken.get("address") if isinstance(taken, dict) else None
-        if isinstance(taken, dict) and streaming == address:
+        if isinstance(taken, dict) and streaming == wanted:
             if self._held is not None:
                 self._fail(self._held)
             return
         if streaming is not None:
-            self._log.warning("weights.address.changed", streamed=streaming, wanted=address)
+            self._log.warning("weights.address.changed", streamed=streaming, wanted=wanted)
         self._held = None
         for pid in [pid for pid, role in self._pids.items() if role is Role.FETCHER]:
             self._replacing.add(pid)

@@ -7,6 +7,7 @@ from typing import Self
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
 from adapter.settings import Settings, Verify
+from adapter.storage.addresses import shown_address
 from adapter.storage.retry import RetryPolicy
 from adapter.streaming.hedging import SlownessRule
 from adapter.streaming.manifest import StreamManifest
@@ -20,7 +21,7 @@ class StreamOptions:
     """How a checkpoint is streamed."""
 
     address: str
-    """What the source was opened with; part of every object's identity in the cache."""
+    """What the source was opened with; part of every object's identity in the cache, without what is secret in it."""
     connections: int = 16
     """Range reads in flight at the beginning."""
     most_connections: int | None = None
@@ -39,6 +40,10 @@ class StreamOptions:
     """What is asked of a cached file before it is taken, as in the settings."""
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
+
+    def __post_init__(self) -> None:
+        # it gets into manifests and records: a signature must not, and would name the same object anew each time
+        object.__setattr__(self, "address", shown_address(self.address))
 
     @classmethod
     def of(cls, settings: Settings, address: str, *, previous: StreamManifest | None = None) -> Self:
