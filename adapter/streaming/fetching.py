@@ -25,6 +25,8 @@ _KEPT_READS = 64
 """Finished reads from which the usual time is learnt: the last second of a fast stream."""
 _CHUNKS_AT_RISK = 2
 """What a hedge may cost before it is stopped: a chunk that the slow read was about to hand over, and one of its own."""
+_LOOK_S = 0.05
+"""How often a read that waits for another looks whether it is cancelled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +95,7 @@ class Fetching:
         self._timeline = timeline
         self._cancel = cancel
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._running: dict[Read, None] = {}
         self._finished: deque[Finished] = deque(maxlen=_KEPT_READS)
         self._sequential: set[Filling] = set()
@@ -101,7 +104,7 @@ class Fetching:
         self._budget_bytes = 0.0
 
     def bring(self, filling: Filling, wanted: ByteRange, buffer: memoryview) -> None:
-        """Fetch what is missing of a range; what a hedge has taken over may still be on its way on return.
+        """Fetch what is missing of a range.
 
         Raises:
             StorageError: The store did not give it.
@@ -192,8 +195,10 @@ class Fetching:
         open_bytes = at_risk * sum(read.pair is not None and read is read.pair.hedge for read in running)
         late = []
         for read in running:
-            if read.whole or read.pair is not None or read.watch.given_up or read.watch.asked_s is None:
+            if read.whole or read.pair is not None or read.watch.given_up:
                 continue
+            if read.writing or read.watch.asked_s is None:
+                continue  # the store is not what is waited for
             seen = Running(read.gap.length, read.watch.received_bytes, now_s - read.began_s)
             cost_bytes = min(at_risk, read.gap.stop - read.position)
             if not is_late(seen, ordinary, self._options.slowness):
@@ -244,11 +249,13 @@ class Fetching:
         except (StorageError, InvocationCancelled):
             if not self._is_covered(read) or self._cancel.is_set():
                 raise
+            self._wait_for_other(read)
         else:
             self._won(read)
         finally:
-            with self._lock:
+            with self._ended:
                 self._running.pop(read, None)
+                self._ended.notify_all()
 
     def _receive(self, read: Read, buffer: memoryview) -> None:
         name, identity, gap = read.filling.name, read.filling.slot.identity, read.gap
@@ -280,27 +287,27 @@ class Fetching:
     def _take(self, read: Read, data: memoryview) -> None:
         """Write a chunk, unless the other one of a pair has brought it already."""
         part = ByteRange(read.position, read.position + len(data))
-        pair = read.pair
         fresh_bytes = len(data)
-        if pair is not None:
-            with self._lock:
+        with self._lock:
+            pair = read.pair
+            read.writing = True
+            if pair is not None:
                 fresh_bytes = sum(each.length for each in pair.seen.missing(part))
                 self.twice_bytes += len(data) - fresh_bytes
                 pair.seen.add(part)
+        began_s = time.monotonic()
         if fresh_bytes:
-            began_s = time.monotonic()
-            read.writing = True
             read.filling.write(part.start, data)
-            with self._lock:
-                read.writing, read.moved = False, None
-                self.disk_s += time.monotonic() - began_s
-        read.position = part.stop
-        if pair is not None and read is pair.hedge:
-            with self._lock:
-                if read.position >= pair.slow.ahead_bytes:
-                    pair.slow.watch.give_up()
-                elif self.twice_bytes > self._budget_bytes and not pair.slow.watch.given_up:
-                    read.watch.give_up()
+        with self._lock:
+            read.position = part.stop
+            read.writing, read.moved = False, None
+            self.disk_s += time.monotonic() - began_s
+            if pair is None or read is pair.slow:
+                return
+            if read.position >= pair.slow.ahead_bytes:
+                pair.slow.watch.give_up()
+            elif self.twice_bytes > self._budget_bytes and not pair.slow.watch.given_up:
+                read.watch.give_up()
 
     def _won(self, read: Read) -> None:
         watch = read.watch
@@ -320,6 +327,14 @@ class Fetching:
                 return read.pair is not None
             other = read.pair.other(read)
             return other in self._running and not other.watch.given_up
+
+    def _wait_for_other(self, read: Read) -> None:
+        """Until the winner has brought what this read was for: who asked for it goes on with those bytes."""
+        assert read.pair is not None
+        other = read.pair.other(read)
+        with self._ended:
+            while other in self._running and not self._cancel.is_set():
+                self._ended.wait(_LOOK_S)
 
 
 def _check_size(answer: RangeAnswer, name: str, size_bytes: int) -> None:

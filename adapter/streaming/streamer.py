@@ -312,8 +312,22 @@ class Streamer:
         hedge.filling.finish()
 
     def _fetch_now(self, filling: Filling) -> None:
-        """A small object, in the calling thread; not published yet."""
-        self._fetching.bring(filling, filling.whole, memoryview(bytearray(self.options.chunk_bytes)))
+        """A small object, in the calling thread, which cannot watch itself meanwhile; not published yet."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_LOOK_S):
+                self._fetching.look(idle=False, total_bytes=0)
+                if self._cancel.is_set():
+                    self._fetching.give_up()
+
+        watcher = threading.Thread(target=watch, name="stream-watch", daemon=True)
+        watcher.start()
+        try:
+            self._fetching.bring(filling, filling.whole, memoryview(bytearray(self.options.chunk_bytes)))
+        finally:
+            over.set()
+            watcher.join()
 
 
 def _is_about(error: AdapterError, name: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.errors import StoreFailed
+from adapter.errors import AdapterError, ConnectionFailed, InvocationCancelled, StoreFailed
 from adapter.storage.base import RangeRequest
 from adapter.storage.memory import FailRead, MemorySource, StallRead
 from adapter.storage.s3 import S3Options, S3Source
@@ -16,7 +16,7 @@ from adapter.streaming.cache import Cache
 from adapter.streaming.hedging import Finished, Moved, Running, SlownessRule, has_stalled, is_late, usual
 from adapter.streaming.streamer import Streamer
 from tests.support.scripted_store import Answer, Asked, part, scripted_store
-from tests.support.shard_bytes import shard
+from tests.support.shard_bytes import shard, sharded
 from tests.support.stores import CREDENTIALS
 from tests.support.streams import MEBIBYTE, contents, options, stream
 
@@ -74,7 +74,6 @@ def test_a_read_that_is_silent_midway_is_broken_off_and_goes_on_where_it_ended(t
 
 def test_a_read_that_stalls_for_ever_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
     """S-08"""
-    from adapter.errors import ConnectionFailed
 
     source = MemorySource({NAME: MODEL}, [StallRead(NAME, first=3, times=1000)])
     with pytest.raises(ConnectionFailed, match=r"stalled, 0 bytes in .* gave up after 3 attempts") as caught:
@@ -208,7 +207,6 @@ def test_a_first_read_that_fails_leaves_the_rest_to_the_second(tmp_path: Path) -
 
 def test_cancelling_ends_reads_that_are_silent(tmp_path: Path) -> None:
     """A7"""
-    from adapter.errors import InvocationCancelled
 
     before = threading.active_count()
     source = MemorySource({NAME: MODEL}, [StallRead(NAME, first=3, times=4)])
@@ -218,3 +216,23 @@ def test_cancelling_ends_reads_that_are_silent(tmp_path: Path) -> None:
         with pytest.raises(InvocationCancelled):
             streamer.run()
     assert threading.active_count() <= before + 1, "no thread is left behind; the timer may just be ending"
+
+
+def test_an_index_that_stalls_is_broken_off_too(tmp_path: Path) -> None:
+    """S-08: before any thread of the stream runs."""
+    objects = sharded(2, MEBIBYTE)
+    source = MemorySource(objects, [StallRead("model.safetensors.index.json", 10)])
+    manifest, progress = stream(source, tmp_path, slowness=SlownessRule(stall_s=0.2))
+    assert contents(manifest) == objects
+    assert (progress.stalls, progress.retries) == (1, 1)
+
+
+def test_cancelling_ends_a_silent_read_of_the_index(tmp_path: Path) -> None:
+    """A7"""
+    source = MemorySource(sharded(2, MEBIBYTE), [StallRead("model.safetensors.index.json", 10)])
+    with Streamer(source, Cache(tmp_path), options()) as streamer:
+        timer = threading.Timer(0.2, streamer.cancel)
+        timer.start()
+        with pytest.raises(AdapterError):
+            streamer.prepare()
+        timer.join()
