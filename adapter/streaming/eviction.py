@@ -8,9 +8,7 @@ A file of which that cannot be said (a network filesystem, a file of another use
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -22,7 +20,7 @@ from adapter.streaming.budget import Room, room
 from adapter.streaming.cache import Cache
 from adapter.streaming.pins import PREFIX as PIN_PREFIX
 from adapter.streaming.pins import pins
-from adapter.streaming.private import hold, let_go
+from adapter.streaming.private import hold, is_open, let_go
 from adapter.streaming.record import RECORD_NAME, Record
 from adapter.streaming.slot import LEASE_NAME, file_name, is_filling
 
@@ -175,29 +173,6 @@ def remove_empty(cache: Cache, *, older_s: float) -> None:
                     if {each.name for each in directory.iterdir()} <= {LEASE_NAME}:
                         (directory / LEASE_NAME).unlink(missing_ok=True)
                         directory.rmdir()
-
-
-def is_open(path: Path) -> bool:
-    """Whether a process has a file open or mapped; also True where that cannot be told.
-
-    Source: fcntl(2), "Leases". Who opens the file while it is looked at waits for a few microseconds.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        # the signal of a broken lease ends a process unless it is one that is ignored where nobody handles it
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _look(directory: Path) -> CachedObject:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from enum import Enum
 
 from adapter.checkpoint.ranges import ByteRange
@@ -152,14 +153,15 @@ class Filling:
         """
         names = wanted if wanted is not None and not _any_there(wanted) else self.slot.new_names()
         # the journal first: a filling file without one is nobody's
-        JournalWriter.create(names.journal, self.slot.journal_header()).close()
-        try:
-            PartFile.create(names.partial, self.size_bytes).close()
-            self._open(names)
-        except BaseException:
-            names.partial.unlink(missing_ok=True)
-            names.journal.unlink(missing_ok=True)
-            raise
+        # both stay open until they are opened for filling: half-made files that nobody has open are cleaned away
+        with closing(JournalWriter.create(names.journal, self.slot.journal_header())):
+            try:
+                with closing(PartFile.create(names.partial, self.size_bytes)):
+                    self._open(names)
+            except BaseException:
+                names.partial.unlink(missing_ok=True)
+                names.journal.unlink(missing_ok=True)
+                raise
         self._fresh = True
 
     def salvage(self, descriptor: int, pieces: Iterable[Piece]) -> None:

@@ -164,18 +164,18 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if durable:
+            os.fsync(descriptor)
         os.rename(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        # after the rename: a temporary file that nobody has open is one that somebody left
+        os.close(descriptor)
     if durable:
         sync_directory(path.parent)
 

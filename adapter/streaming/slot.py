@@ -17,7 +17,7 @@ from adapter.streaming.integrity import Checksums, Ended, Piece, damaged
 from adapter.streaming.journal import JournalHeader, JournalReader
 from adapter.streaming.manifest import sync_directory
 from adapter.streaming.pins import PREFIX as PIN_PREFIX
-from adapter.streaming.private import hold, let_go, make_private
+from adapter.streaming.private import hold, is_open, let_go, make_private
 from adapter.streaming.reader import open_sized
 from adapter.streaming.record import RECORD_NAME, Identity, Record, Trust
 
@@ -271,7 +271,10 @@ class Slot:
         return 0
 
     def clean(self, keep: PartNames | None = None) -> None:
-        """Remove filling files that nobody can go on with. Only with the lease, and never a young one."""
+        """Remove filling files that nobody can go on with. Only with the lease, and never a young one.
+
+        What a killed process had only half made goes at once, where the kernel says that nobody has it open.
+        """
         now_s = time.time()
         kept = {keep.partial.name, keep.journal.name} if keep is not None else set()
         with os.scandir(self.directory) as found:
@@ -279,7 +282,10 @@ class Slot:
                 if each.name in kept or not _is_leftover(each.name, self.basename):
                     continue
                 try:
-                    if now_s - self._changed_s(each) > (TEMPORARY_S if ".tmp-" in each.name else STRANGER_S):
+                    half_made = ".tmp-" in each.name or not self._has_twin(each.name)
+                    if now_s - self._changed_s(each) > (TEMPORARY_S if half_made else STRANGER_S) or (
+                        half_made and not is_open(Path(each.path))
+                    ):
                         os.unlink(each.path)
                 except FileNotFoundError:
                     continue
@@ -287,14 +293,22 @@ class Slot:
     def _changed_s(self, each: os.DirEntry[str]) -> float:
         """When it, or its twin, was last added to."""
         times = [each.stat(follow_symlinks=False).st_mtime]
-        for ours, other in ((".part-", ".journal-"), (".journal-", ".part-")):
-            if each.name.startswith(self.basename + ours):
-                twin = self.directory / each.name.replace(self.basename + ours, self.basename + other, 1)
-                try:
-                    times.append(os.stat(twin, follow_symlinks=False).st_mtime)
-                except FileNotFoundError:
-                    continue
+        twin = self._twin(each.name)
+        if twin is not None:
+            with suppress(FileNotFoundError):
+                times.append(os.stat(twin, follow_symlinks=False).st_mtime)
         return max(times)
+
+    def _has_twin(self, name: str) -> bool:
+        twin = self._twin(name)
+        return twin is not None and os.path.lexists(twin)
+
+    def _twin(self, name: str) -> Path | None:
+        """The journal of a filling file, or the other way round."""
+        for ours, other in ((".part-", ".journal-"), (".journal-", ".part-")):
+            if name.startswith(self.basename + ours):
+                return self.directory / name.replace(self.basename + ours, self.basename + other, 1)
+        return None
 
     def _all_parts(self) -> Iterator[PartNames]:
         prefix = f"{self.basename}.part-"

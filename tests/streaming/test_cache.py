@@ -200,3 +200,19 @@ def test_names_that_a_holder_left_when_it_died_after_publishing_are_swept(tmp_pa
     place.sweep()
     assert sorted(found.name for found in place.directory.iterdir()) == ["m.safetensors", "record.json"]
     assert json.loads((place.directory / "record.json").read_text())["synced"] is False
+
+
+def test_what_a_killed_process_had_half_made_goes_at_once_and_what_somebody_makes_stays(tmp_path: Path) -> None:
+    """B4, S-20: a journal whose filling file was not made yet, and files without their names."""
+    place = slot(tmp_path)
+    names = place.new_names()
+    JournalWriter.create(names.journal, place.journal_header()).close()
+    (place.directory / f"{names.partial.name}.tmp-0").write_bytes(b"")
+    (place.directory / "record.json.tmp-1-0").write_bytes(b"{")
+    made = JournalWriter.create(place.new_names().journal, place.journal_header())
+    with (place.directory / "record.json.tmp-2-0").open("wb"):
+        place.clean()
+        assert {found.name for found in place.directory.iterdir()} == {made.path.name, "record.json.tmp-2-0"}
+    made.close()
+    place.clean()
+    assert list(place.directory.iterdir()) == []

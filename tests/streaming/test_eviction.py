@@ -18,9 +18,10 @@ from adapter.errors import CacheError, NoSpace
 from adapter.storage.memory import MemorySource
 from adapter.streaming.budget import Budget, Room
 from adapter.streaming.cache import Cache
-from adapter.streaming.eviction import CachedObject, by_last_use, cached_objects, evict, is_open, make_room, shortfall
+from adapter.streaming.eviction import CachedObject, by_last_use, cached_objects, evict, make_room, shortfall
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.pins import pin, pins, unpin
+from adapter.streaming.private import is_open
 from adapter.streaming.reader import open_sized
 from adapter.streaming.streamer import Streamer
 from tests.support.shard_bytes import shard
@@ -147,6 +148,21 @@ def test_what_is_being_filled_stays(tmp_path: Path) -> None:
     with child(code, slot / "lease"):
         assert not evict(found)
     assert evict(found)
+
+
+def test_looking_for_what_may_go_does_not_end_a_lease_of_this_process(tmp_path: Path) -> None:
+    """Closing any descriptor of a file ends a process's lock on it."""
+    with Streamer(source("a"), Cache(tmp_path), options(address="memory://a/")) as streamer:
+        slot = streamer.prepare().objects[0].published.parent
+        (found,) = cached_objects(Cache(tmp_path))
+        assert not evict(found)
+        code = "import fcntl\nfd = os.open(path, os.O_RDWR)\ntry:\n    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        code += "except BlockingIOError:\n    sys.exit(7)"
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import os, sys\npath = sys.argv[1]\n{code}", str(slot / "lease")], check=False
+        )
+        assert tried.returncode == 7
+        streamer.run()
 
 
 def test_a_stream_keeps_what_it_took_from_the_cache_until_it_is_closed(tmp_path: Path) -> None:

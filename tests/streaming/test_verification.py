@@ -103,6 +103,16 @@ def test_with_verify_size_a_zeroed_range_goes_unseen_and_with_verify_crc_it_is_f
     assert stream(tmp_path, {NAME: MODEL}, verify="crc").received_bytes == 0
 
 
+def test_a_complete_file_whose_record_was_lost_is_fetched_again(tmp_path: Path) -> None:
+    """S-20: its size is no proof."""
+    first = stream(tmp_path, {NAME: MODEL})
+    zero(first.manifest)
+    (first.manifest.objects[0].published.parent / "record.json").unlink()
+    again = stream(tmp_path, {NAME: MODEL})
+    assert again.received_bytes == len(MODEL)
+    assert contents(again.manifest) == {NAME: MODEL}
+
+
 def digests(**objects: bytes) -> dict[str, bytes]:
     named = {NAME: MODEL, **objects}
     lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in named.items()]
