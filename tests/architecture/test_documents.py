@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from adapter.cli.main import COMMANDS
 from adapter.errors import AdapterError
 from tests.support.source_tree import PACKAGE, ROOT
 
@@ -51,16 +52,32 @@ def test_the_layers_in_the_document_are_the_ones_that_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/weights.md", "examples/README.md"]
+    "name",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/report.md",
+        "docs/results.md",
+        "docs/testing.md",
+        "docs/weights.md",
+        "examples/README.md",
+        "infra/README.md",
+    ],
 )
 def test_every_file_that_a_document_names_is_there(name: str) -> None:
     text = (ROOT / name).read_text()
     linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     missing = [link for link in linked if not ((ROOT / name).parent / link).exists()]
-    folders = "adapter|handlers|examples|tests|scripts|benchmarks|fuzz|docs"
+    folders = "adapter|handlers|examples|tests|scripts|benchmarks|fuzz|docs|infra"
     named = re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     missing += [path for path in named if not (ROOT / path).exists()]
     assert missing == []
+
+
+def test_every_command_that_the_readme_shows_is_there() -> None:
+    shown = set(re.findall(r"^coldstart ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert {"new", "emulate", "invoke", "report"} <= shown <= set(COMMANDS)
 
 
 def test_every_make_target_that_a_document_names_is_there() -> None:
@@ -80,4 +97,5 @@ def test_every_error_has_a_class_docstring_that_tells_it() -> None:
 
 def test_no_document_leads_out_of_the_repository() -> None:
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    files += [ROOT / "infra" / "README.md", ROOT / "examples" / "README.md"]
     assert [path.name for path in files if re.search(r"/work/|/root/|/home/", path.read_text())] == []
