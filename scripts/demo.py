@@ -129,6 +129,7 @@ class Scene:
         begun = time.monotonic()
         self.screen.moment(begun, f"0 replicas; POST /invoke {json.dumps({'text': SENTENCE})}")
         answer = self.platform.invoke({"text": SENTENCE}, _Watch(self, begun).look)
+        unit_vector(answer)  # or it says why there is none
         if (met := answer.headers["X-Coldstart"]) != "cold":
             raise Failed(f"the first call met a {met} replica")
         return self.started(name, "cold", answer, begun, before)

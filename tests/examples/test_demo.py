@@ -121,6 +121,17 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_started(temp
     assert _left(temporary) == []
 
 
+def test_a_start_that_fails_is_told_with_its_reason(temporary: Path, tmp_path: Path) -> None:
+    """Sockets cannot have a path as long as this one."""
+    (deep := temporary / ("deep" * 20)).mkdir()
+    demo = _start(deep, tmp_path)
+    _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert errors.startswith("demo: failed: the answer is 503: configuration: ")
+    assert str(deep) in errors
+    assert list(deep.iterdir()) == []
+
+
 def test_a_platform_that_dies_ends_the_demo_with_the_reason(temporary: Path, tmp_path: Path) -> None:
     demo = _start(temporary, tmp_path)
     _read_until(demo, "importing")
