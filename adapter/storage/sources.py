@@ -10,7 +10,9 @@ from adapter.storage.access import Access
 from adapter.storage.addresses import shown_address
 from adapter.storage.base import ClosingSource
 
-SUPPORTED = "s3://bucket/prefix/, file:///directory, a directory's path, or memory://name"
+SUPPORTED = (
+    "s3://bucket/prefix/, https://host/path/, hf://org/model, file:///directory, a directory's path, or memory://name"
+)
 
 
 def open_source(
@@ -19,7 +21,8 @@ def open_source(
     """The source of the objects under an address.
 
     Args:
-        address: `s3://bucket/prefix/`, `file:///directory`, a directory's path, or `memory://name`.
+        address: `s3://bucket/prefix/`, `https://host/path/`, `hf://org/model`, `file:///directory`, a directory's
+            path, or `memory://name`.
         connections: Reads that may be in flight at a time.
         timeout_s: Longest silence of a store, in seconds, before a request counts as failed.
         access: Who reads, and on what terms.
@@ -45,6 +48,16 @@ def open_source(
                 credentials_timeout_s=access.credentials_timeout_s,
             )
             return S3Source(address, options)
+        case "http" | "https":
+            from adapter.storage.http import HttpSource
+            from adapter.storage.web_client import WebOptions
+
+            return HttpSource(address, WebOptions(connections=connections, timeout_s=timeout_s))
+        case "hf":
+            from adapter.storage.hub import HubSource
+            from adapter.storage.web_client import WebOptions
+
+            return HubSource(address, WebOptions(connections=connections, timeout_s=timeout_s), access)
         case "file":
             host, slash, path = rest.partition("/")
             if host not in ("", "localhost"):

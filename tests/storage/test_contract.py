@@ -1,10 +1,11 @@
-"""What every source gives, held over all of them: memory, files, S3 against moto and against the embedded store."""
+"""What every source gives, held over all of them: memory, files, S3 against moto and the embedded store, web, hub."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from adapter.errors import ObjectChanged, ObjectNotFound, StorageError
+from adapter.settings import Secret
+from adapter.storage.access import Access
 from adapter.storage.base import ClosingSource, RangeRequest
 from adapter.storage.memory import MemorySource, register_memory
 from adapter.storage.sources import open_source
+from tests.support.scripted_store import scripted_store
 from tests.support.stores import CREDENTIALS, Store, running_store
+from tests.support.web_servers import Files, Hub, running_hub
 
 CONTENT = bytes(range(256)) * 40
 HARD_KEYS = ("a b", "a+b", "a%2Bb", "100%", "한글", "\u00e9", "e\u0301", "unet/part-1", "q?x=1&y#z", "it's (1)!")
@@ -29,6 +34,8 @@ class World:
 
     open: Callable[[Mapping[str, bytes]], ClosingSource]
     put: Callable[[str, bytes], object]
+    snapshot: bool = False
+    """Whether an open source goes on reading what was there when it was opened."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +56,10 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture(params=["memory", "files", "moto", "embedded"])
+@pytest.fixture(params=["memory", "files", "moto", "embedded", "http", "hub"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    make = {"memory": _memory, "files": _files, "moto": _moto, "embedded": _embedded}[request.param]
-    return make(request, tmp_path, monkeypatch)
+    make = {"memory": _memory, "files": _files, "moto": _moto, "embedded": _embedded, "http": _http, "hub": _hub}
+    return make[request.param](request, tmp_path, monkeypatch)
 
 
 def _memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -115,6 +122,39 @@ def _s3_world(bucket: str, put: Callable[[str, bytes], object]) -> World:
     return World(start, put)
 
 
+def _http(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    files = Files()
+    running = ExitStack()
+    request.addfinalizer(running.close)
+    server = running.enter_context(scripted_store(files))
+
+    def start(objects: Mapping[str, bytes]) -> ClosingSource:
+        for key, content in objects.items():
+            files.put(key, content)
+        return open_source(f"{server.endpoint}/m", connections=4)
+
+    return World(start, files.put)
+
+
+def _hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    hub = Hub(token="hf_secret", large_bytes=100, page=4)
+    hub.put("README.md", b"outside")
+    running = ExitStack()
+    request.addfinalizer(running.close)
+    server, _ = running.enter_context(running_hub(hub))
+    access = Access(hub_endpoint=server.endpoint, hub_token=Secret("hf_secret"))
+
+    def put(key: str, content: bytes) -> None:
+        hub.put(f"m/{key}", content)
+
+    def start(objects: Mapping[str, bytes]) -> ClosingSource:
+        for key, content in objects.items():
+            put(key, content)
+        return open_source("hf://org/model/m", connections=4, access=access)
+
+    return World(start, put, snapshot=True)
+
+
 def _read(source: ClosingSource, key: str, start: int, length: int, version: str | None = None) -> bytes:
     buffer = bytearray(length)
     answer = source.read_into(key, start, memoryview(buffer), version=version)
@@ -174,6 +214,14 @@ def test_a_pinned_read_is_refused_after_the_object_was_replaced(world: World) ->
         assert source.read_into("a", 0, memoryview(bytearray(1))).info.version == version
         assert _read(source, "a", 3, 7, version) == CONTENT[3:10]
         world.put("a", CONTENT[::-1])
+        if world.snapshot:
+            assert _read(source, "a", 3, 7, version) == CONTENT[3:10], "it is what was asked for"
+            with pytest.raises(ObjectChanged):
+                _read(source, "a", 3, 7, "another")
+            with world.open({}) as later:
+                assert _read(later, "a", 0, 4) == CONTENT[::-1][:4]
+                assert next(later.list()).version != version
+            return
         with pytest.raises(ObjectChanged) as refused:
             _read(source, "a", 3, 7, version)
         assert "a" in refused.value.message

@@ -31,7 +31,8 @@ def test_a_registered_fake_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["gs://bucket/m", "https://host/m", "file://host/m", "memory://absent", "s3://", "s3:///key", "", "a\0b"]
+    "address",
+    ["gs://bucket/m", "https://", "hf://", "file://host/m", "memory://absent", "s3://", "s3:///key", "", "a\0b"],
 )
 def test_an_address_that_none_reads_is_a_configuration_error(address: str) -> None:
     with pytest.raises(ConfigurationError):
