@@ -134,7 +134,8 @@ def test_four_replicas_on_an_empty_cache_read_the_model_once(tmp_path: Path, sto
             early += not end.complete
     results = [child.result(process) for process in replicas]
     assert [result["event"] for result in results] == ["done"] * 4
-    assert sent_bytes(store) == SIZE
+    # reads that hardly move are asked for again near the end, which a busy machine makes of any
+    assert SIZE <= sent_bytes(store) <= 1.03 * SIZE
     assert early, "no replica waits for the whole model"
     assert all(contents(StreamManifest.read(manifest)) == OBJECTS for manifest in manifests)
 
