@@ -23,6 +23,8 @@ from adapter.timeline import Timeline
 
 _KEPT_READS = 64
 """Finished reads from which the usual time is learnt: the last second of a fast stream."""
+_ENOUGH = 8
+"""Finished reads from which one can tell midway that another is slow."""
 _CHUNKS_AT_RISK = 2
 """What a hedge may cost before it is stopped: a chunk that the slow read was about to hand over, and one of its own."""
 _LOOK_S = 0.05
@@ -148,7 +150,7 @@ class Fetching:
             for read in running:
                 self._look_at_pace(read, now_s)
             self._budget_bytes = self._options.slowness.hedge_share * total_bytes
-            return self._late(running, now_s) if idle and not self._source.gate.slowed else []
+            return [] if self._source.gate.slowed else self._late(running, now_s, midway=not idle)
 
     def give_up(self) -> None:
         """End all reads under way."""
@@ -187,10 +189,13 @@ class Fetching:
         if stalled is not None:
             read.moved = now
 
-    def _late(self, running: list[Read], now_s: float) -> list[Read]:
-        ordinary = usual(self._finished)
+    def _late(self, running: list[Read], now_s: float, *, midway: bool) -> list[Read]:
+        rule = self._options.slowness
+        # before many have finished, what is usual midway is not known
+        ordinary = usual(self._finished) if rule.hedge_share and len(self._finished) >= _ENOUGH * midway else None
         if ordinary is None:
             return []
+        budget_bytes = self._budget_bytes * (rule.midway_share if midway else 1)
         at_risk = _CHUNKS_AT_RISK * self._options.chunk_bytes
         open_bytes = at_risk * sum(read.pair is not None and read is read.pair.hedge for read in running)
         late = []
@@ -201,9 +206,9 @@ class Fetching:
                 continue  # the store is not what is waited for
             seen = Running(read.gap.length, read.watch.received_bytes, now_s - read.began_s)
             cost_bytes = min(at_risk, read.gap.stop - read.position)
-            if not is_late(seen, ordinary, self._options.slowness):
+            if not is_late(seen, ordinary, rule, midway=midway):
                 continue
-            if self.twice_bytes + open_bytes + cost_bytes > self._budget_bytes:
+            if self.twice_bytes + open_bytes + cost_bytes > budget_bytes:
                 break
             open_bytes += cost_bytes
             rest = ByteRange(read.position, read.gap.stop)

@@ -49,6 +49,43 @@ def test_a_read_is_late_when_it_took_and_will_take_much_longer_than_usual(read: 
     assert is_late(read, USUAL, RULE) is late
 
 
+def test_midway_a_read_has_to_be_later_than_at_the_end() -> None:
+    """B3"""
+    assert USUAL is not None
+    read = Running(8 * MEBIBYTE, 400_000, 0.5)
+    assert is_late(read, USUAL, RULE)
+    assert not is_late(read, USUAL, RULE, midway=True)
+    assert is_late(Running(8 * MEBIBYTE, 400_000, 0.61), USUAL, RULE, midway=True)
+
+
+def test_a_silent_read_midway_is_passed_while_others_go_on(tmp_path: Path) -> None:
+    """B3: it does not cost a connection for the rest of the stream."""
+    asked: list[RangeRequest] = []
+    lock = threading.Lock()
+
+    def hold(request: RangeRequest) -> None:
+        """From the 18th read on, others wait until the 12th, which is silent, has been passed."""
+        with lock:
+            asked.append(request)
+            number = len(asked)
+        if number < 18:
+            return
+        silent = asked[11]
+        assert silent.watch is not None
+        end_s = time.monotonic() + 20
+        while not silent.start <= request.start < silent.start + silent.length_bytes:
+            if silent.watch.given_up:
+                return
+            assert time.monotonic() < end_s
+            time.sleep(0.002)
+
+    source = MemorySource({NAME: MODEL}, [StallRead(NAME, 100_000, first=12)], before_read=hold)
+    manifest, progress = stream(source, tmp_path, slowness=PATIENT, chunk_bytes=CHUNK, part_bytes=MEBIBYTE // 2)
+    assert contents(manifest)[NAME] == MODEL
+    assert progress.hedges >= 1
+    assert progress.stalls == 0
+
+
 def test_nothing_is_usual_before_anything_went_well() -> None:
     assert usual([]) is None
     assert usual([Finished(0, 0.1, 0.1)]) is None

@@ -19,6 +19,7 @@ from typing import Any
 from adapter.errors import AdapterError
 from adapter.storage.sources import open_source
 from adapter.streaming.cache import Cache
+from adapter.streaming.hedging import SlownessRule
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import StreamOptions
 from adapter.streaming.private import lock_exclusively
@@ -38,9 +39,9 @@ def start(
         cache: The cache directory.
         manifest: Where the child writes its manifest.
         env: Environment, added to an almost empty one.
-        more: `connections`, `most_connections`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`, `lying_lock`,
-            `previous`, `fork` (leave a child behind that has all its files open), and `go`: a path that the child
-            waits for before it begins.
+        more: `connections`, `most_connections`, `hedge_share`, `part_bytes`, `chunk_bytes`, `stall_s`, `deadline_s`,
+            `lying_lock`, `previous`, `fork` (leave a child behind that has all its files open), and `go`: a path that
+            the child waits for before it begins.
     """
     order = json.dumps({"address": address, "cache": str(cache), "manifest": str(manifest), **more})
     return subprocess.Popen(
@@ -96,6 +97,7 @@ def main() -> int:
         part_bytes=order.get("part_bytes", 4 << 20),
         chunk_bytes=order.get("chunk_bytes", 1 << 20),
         most_connections=order.get("most_connections"),
+        slowness=SlownessRule(hedge_share=order.get("hedge_share", 0.03)),
         stall_s=order.get("stall_s", 30.0),
         deadline=Deadline.after(order.get("deadline_s", 60.0)),
         previous=StreamManifest.read(manifest_path) if order.get("previous") else None,
