@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -51,6 +52,7 @@ class HubSource(WebSource):
         self._hub = access.hub_endpoint.rstrip("/")
         self._told = access.hub_token is not None and not access.anonymous
         self._commit: str | None = None
+        self._resolving = threading.Lock()
         token = access.hub_token
         authorization = Secret(f"Bearer {token.text}") if token is not None and self._told else None
         client = WebClient(self._hub, options, authorization)
@@ -112,18 +114,19 @@ class HubSource(WebSource):
         return super()._refused(reply, request)
 
     def _at(self) -> str:
-        """The commit."""
-        if self._commit is None:
-            if _COMMIT.fullmatch(self._revision):
-                self._commit = self._revision
-            else:
-                url = f"{self._hub}/api/models/{self._model}/revision/{quote(self._revision, safe='')}"
-                value, _ = self._api(url)
-                commit = value.get("sha") if isinstance(value, dict) else None
-                if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-                    raise StoreFailed(f"{self._shown}: the hub names no commit", store=self._store)
-                self._commit = commit
-        return self._commit
+        """The commit, the same for all threads."""
+        with self._resolving:
+            if self._commit is None:
+                found = _COMMIT.fullmatch(self._revision)
+                self._commit = self._revision if found else self._resolve()
+            return self._commit
+
+    def _resolve(self) -> str:
+        value, _ = self._api(f"{self._hub}/api/models/{self._model}/revision/{quote(self._revision, safe='')}")
+        commit = value.get("sha") if isinstance(value, dict) else None
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise StoreFailed(f"{self._shown}: the hub names no commit", store=self._store)
+        return commit
 
     def _page(self, url: str) -> tuple[Sequence[object], str | None]:
         value, headers = self._api(url)
@@ -151,7 +154,7 @@ def parse_hub(address: str) -> tuple[str, str, str]:
         ConfigurationError: It names no model.
     """
     shown = shown_address(address)
-    segments = address.partition("://")[2].strip("/").split("/")
+    segments = address.partition("://")[2].rstrip("/").split("/")
     # models of the first days have no organisation: one name, perhaps with a revision
     count = 1 if len(segments) == 1 or "@" in segments[0] else 2
     model, _, revision = "/".join(segments[:count]).partition("@")
