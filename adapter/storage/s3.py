@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ from adapter.storage.proxies import proxy_of
 from adapter.storage.s3_answers import Refusal, checked_range, error_of, version_of
 from adapter.storage.s3_body import Expected, receive
 from adapter.storage.s3_client import S3Clients, S3Options, unsaid
+from adapter.storage.s3_requests import S3Requests
 
 __all__ = ["S3Options", "S3Source"]
 
@@ -62,6 +64,7 @@ class S3Source:
             options = replace(options, anonymous=True)
         self._options = options
         self._clients = S3Clients(options, f"s3://{self._bucket}")
+        self._requests = S3Requests()
         url = self._clients.endpoint_url
         endpoint = urlsplit(url)
         self._doubled = endpoint.hostname is not None and (
@@ -219,7 +222,12 @@ class S3Source:
                 raise StorageError(f"{self._address(key)}: the source is closed", **self._facts(key))
             client = self._clients.current
             try:
-                answer: dict[str, Any] = getattr(client, operation)(**{"Bucket": self._bucket, **arguments})
+                send = (
+                    partial(self._requests.get_object, client)
+                    if operation == "get_object"
+                    else getattr(client, operation)
+                )
+                answer: dict[str, Any] = send(**{"Bucket": self._bucket, **arguments})
                 return answer
             except sdk.ClientError as error:
                 refusal, facts = _refusal(error, action), self._facts(key, arguments.get("Range"))
