@@ -127,6 +127,7 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
         StorageError, CheckpointError, CacheError: The weights cannot be had; what is here stays for the next start.
     """
     from adapter.storage.access import Access
+    from adapter.storage.proxies import proxy_to
     from adapter.storage.sources import open_source
     from adapter.streaming.cache import Cache
     from adapter.streaming.options import StreamOptions
@@ -136,8 +137,10 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     options = StreamOptions.of(settings, address, previous=_manifest(order, address))
     record = InitRecord.read(record_path(order))
     hint = record.use_order if record is not None and record.address == options.address else ()
-    with timeline.span("storage.connect", "network"):
+    with timeline.span("storage.connect", "network") as span:
         source = open_source(address, connections=options.reads_at_most, access=Access.of(settings))
+        if proxy := proxy_to(source.store):
+            span.add(proxy=proxy)
     with source, Streamer(source, Cache.of(settings), options, timeline) as streamer:
         manifest = streamer.prepare(hint)
         if streamer.notice is not None:

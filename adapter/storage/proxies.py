@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -25,3 +26,9 @@ def proxy_of(url: str) -> str | None:
     """The same, as it may be shown."""
     proxy = proxy_url(url)
     return shown_address(proxy) if proxy is not None else None
+
+
+def proxy_to(store: str) -> str | None:
+    """The proxy on the way to a store, named by its identity, as it may be shown; None where there is none."""
+    address = re.search(r"https?://[^/]+", store)
+    return proxy_of(address[0]) if address is not None else None

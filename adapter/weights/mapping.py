@@ -24,6 +24,7 @@ from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape
 from adapter.errors import CheckpointError, DeviceError, MissingTensor, ObjectNotFound
+from adapter.storage.access import Access
 from adapter.storage.sources import open_source
 from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
@@ -109,24 +110,31 @@ class Weights(Mapping[str, "torch.Tensor"]):
 
     @classmethod
     def open(
-        cls, address: str, *, cache_dir: Path | str | None = None, device: str = "cpu", connections: int = 16
+        cls,
+        address: str,
+        *,
+        cache_dir: Path | str | None = None,
+        device: str = "cpu",
+        connections: int = 16,
+        access: Access | None = None,
     ) -> Self:
         """The weights under an address, streamed by threads of this process: for notebooks, scripts and tests.
 
         Returns as soon as it is known what there is; use it in a `with` block, which ends the stream.
 
         Args:
-            address: `s3://bucket/prefix/`, `file:///directory`, a directory's path, or `memory://name`.
+            address: As `open_source` takes it: `s3://bucket/prefix/`, `hf://org/model`, a directory's path …
             cache_dir: Where files are kept between runs; None is `~/.cache/coldstart`.
             device: Where tensors go: auto, cpu, cuda, cuda:0 …
             connections: Range reads in flight at a time.
+            access: Who reads: `Access(anonymous=True)`, a hub's token.
 
         Raises:
             ConfigurationError, StorageError, CheckpointError, CacheError: It cannot be read, or is no checkpoint.
         """
         cache = Cache(Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "coldstart")
         with ExitStack() as opened:
-            source = opened.enter_context(open_source(address, connections=connections))
+            source = opened.enter_context(open_source(address, connections=connections, access=access))
             streamer = opened.enter_context(
                 Streamer(source, cache, StreamOptions(address=address, connections=connections))
             )

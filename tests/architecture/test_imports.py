@@ -17,7 +17,7 @@ HEAVY: Mapping[str, tuple[str, ...]] = {
     "torch": ("adapter/device/", "adapter/weights", "adapter/warm_up/", "adapter/conversion", "adapter/snapshot/"),
     "boto3": ("adapter/storage/s3",),
     "botocore": ("adapter/storage/s3",),
-    "urllib3": ("adapter/storage/web_client", "adapter/storage/http"),
+    "urllib3": ("adapter/storage/web_client", "adapter/storage/http", "adapter/storage/s3_requests"),
     "starlette": ("adapter/platforms/http", "adapter/emulator/"),
     "uvicorn": ("adapter/platforms/http", "adapter/emulator/", "adapter/runtime/front", "adapter/cli/store"),
     "prometheus_client": ("adapter/runtime/metrics", "adapter/platforms/http", "adapter/emulator/"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,34 +102,39 @@ def test_a_branch_that_moves_under_way_mixes_nothing() -> None:
         assert sum("/revision/" in asked.path for asked in server.asked) == 1
 
 
+def listing(address: str, access: Access) -> list[str]:
+    with HubSource(address, access=access) as source:
+        return [info.key for info in source.list()]
+
+
 def test_what_is_private_or_missing_is_named_with_what_to_do() -> None:
     hub = Hub(token=TOKEN)
     hub.put("a", b"1")
     with running_hub(hub) as (server, _):
-        anonymous = Access(hub_endpoint=server.endpoint, hub_token=Secret(TOKEN), anonymous=True)
-        with HubSource("hf://org/model", access=anonymous) as source:
-            with pytest.raises(ObjectNotFound, match="no such model.*set HF_TOKEN"):
-                list(source.list())
-        assert "authorization" not in server.asked[0].headers
         access = Access(hub_endpoint=server.endpoint, hub_token=Secret(TOKEN))
-        with HubSource("hf://org/model@other", access=access) as source:
-            with pytest.raises(ObjectNotFound, match="no such revision"):
-                list(source.list())
-        with HubSource("hf://org/model", access=access) as source:
-            with pytest.raises(ObjectNotFound, match="b: no such file"):
-                source.read_into("b", 0, memoryview(bytearray(1)))
+        with pytest.raises(ObjectNotFound, match="no such model.*set HF_TOKEN"):
+            listing("hf://org/model", replace(access, anonymous=True))
+        assert "authorization" not in server.asked[0].headers
+        assert listing("hf://org/model", access) == ["a"]
+        with pytest.raises(ObjectNotFound, match="no such revision"):
+            listing("hf://org/model@other", access)
+        with (
+            HubSource("hf://org/model", access=access) as source,
+            pytest.raises(ObjectNotFound, match="b: no such file"),
+        ):
+            source.read_into("b", 0, memoryview(bytearray(1)))
 
 
 def test_a_gated_model_is_told_from_a_missing_one() -> None:
     with scripted_store(lambda asked: Answer(403, {"X-Error-Code": "GatedRepo"})) as server:
-        with HubSource("hf://org/model", access=Access(hub_endpoint=server.endpoint)) as source:
-            with pytest.raises(AccessDenied, match="gated"):
-                list(source.list())
+        access = Access(hub_endpoint=server.endpoint)
+        with pytest.raises(AccessDenied, match="gated"):
+            listing("hf://org/model", access)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"sha": "../x"}', b"\xff"])
 def test_a_hub_that_makes_no_sense_is_no_crash(body: bytes) -> None:
     with scripted_store(lambda asked: Answer(200, {}, body)) as server:
-        with HubSource("hf://org/model", access=Access(hub_endpoint=server.endpoint)) as source:
-            with pytest.raises(StoreFailed):
-                list(source.list())
+        access = Access(hub_endpoint=server.endpoint)
+        with pytest.raises(StoreFailed):
+            listing("hf://org/model", access)

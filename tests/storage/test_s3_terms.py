@@ -17,6 +17,7 @@ import pytest
 from adapter.errors import AccessDenied, ConfigurationError, ConnectionFailed, CredentialsError, NameNotResolved
 from adapter.settings import Secret, Settings
 from adapter.storage.access import Access
+from adapter.storage.proxies import proxy_to
 from adapter.storage.s3 import S3Options, S3Source
 from adapter.storage.sources import open_source
 from tests.support.scripted_s3 import CONTENT, KIB, opened, read
@@ -198,10 +199,12 @@ def test_a_proxy_is_passed_by_for_hosts_that_need_none(monkeypatch: pytest.Monke
         with S3Source("s3://bucket/m/", options) as source, pytest.raises(ConnectionFailed) as failed:
             read(source)
         assert "by the proxy http://127.0.0.1:9" in failed.value.message
+        assert proxy_to(source.store) == "http://127.0.0.1:9"
         assert "proxypassword" not in str(failed.value.to_dict())
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with S3Source("s3://bucket/m/", options) as source:
             assert read(source) == CONTENT[8 * KIB : 16 * KIB]
+            assert proxy_to(source.store) is None
 
 
 def test_a_host_without_an_address_is_told_from_one_that_does_not_answer() -> None:
