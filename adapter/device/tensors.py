@@ -97,7 +97,7 @@ class MappedShard:
         self._descriptor = descriptor
         self._lock = threading.Lock()
         self._map: mmap.mmap | None = None
-        self._copies: dict[str, torch.Tensor] = {}
+        self._copies: dict[TensorInfo, torch.Tensor] = {}
         try:
             check_dtypes(header, file=name)
         except BaseException:
@@ -124,14 +124,17 @@ class MappedShard:
         Raises:
             KeyError: The shard has none of that name.
         """
-        info = self.header.tensors[name]
+        return self.tensor_of(self.header.tensors[name])
+
+    def tensor_of(self, info: TensorInfo) -> MappedTensor:
+        """The tensor that an entry tells of, which may be some rows of one in the header."""
         return MappedTensor(self, info, torch_dtype(info, file=self.name), torch_shape(info))
 
     @property
     def copied(self) -> Mapping[str, int]:
         """Tensors that had to be copied since they are not aligned in the file, with their bytes."""
         with self._lock:
-            return {name: tensor.nbytes for name, tensor in self._copies.items()}
+            return {info.name: tensor.nbytes for info, tensor in self._copies.items()}
 
     def view(self, tensor: MappedTensor) -> torch.Tensor:
         """A CPU tensor on the file's bytes; a copy, the same at each call, where they are not aligned for its dtype.
@@ -196,12 +199,12 @@ class MappedShard:
 
         info = tensor.info
         with self._lock:
-            if info.name not in self._copies:
+            if info not in self._copies:
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype)
                 raw = torch.frombuffer(mapped, dtype=torch.uint8, count=info.stop - info.start, offset=info.start)
                 as_bytes(copy).copy_(raw)
-                self._copies[info.name] = copy
-            return self._copies[info.name]
+                self._copies[info] = copy
+            return self._copies[info]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from enum import Enum
+from typing import ClassVar
 
+from adapter.checkpoint.header import Header
 from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import CacheError, ChecksumMismatch
+from adapter.errors import CacheError
 from adapter.storage.checksums import StoredChecksum
-from adapter.streaming.integrity import Checksums, Piece, best_algorithm, checksums_of
+from adapter.streaming.integrity import Checksums, Piece, best_algorithm, checksums_of, mismatch
 from adapter.streaming.journal import JournalReader, JournalWriter
 from adapter.streaming.manifest import Kind, ObjectEntry
 from adapter.streaming.reader import open_sized, read_header
@@ -36,16 +38,21 @@ class Hold(Enum):
     """This process, which holds the lease."""
     FOLLOWED = "followed"
     """Another process, which holds the lease."""
+    ENOUGH = "enough"
+    """Nobody has to: what is wanted of it is there. It is not complete and not published."""
 
 
 class Filling:
-    """One object and its files. Thread-safe where threads meet: `write`, `missing`, `finish`.
+    """One object and its files, all of which is wanted. Thread-safe where threads meet: `write`, `missing`, `finish`.
 
     Args:
         name: The object's key relative to the address, safe as a file's name.
         kind: What it is.
         slot: Its place in the cache.
     """
+
+    sparse: ClassVar[bool] = False
+    """Whether most of the file will stay empty."""
 
     def __init__(self, name: str, kind: Kind, slot: Slot) -> None:
         self.name = name
@@ -78,6 +85,16 @@ class Filling:
     def whole(self) -> ByteRange:
         """All of its bytes."""
         return ByteRange(0, self.size_bytes)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """How many of its bytes are wanted."""
+        return self.size_bytes
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be brought."""
+        return self.hold in (Hold.DONE, Hold.ENOUGH)
 
     @property
     def done_bytes(self) -> int:
@@ -151,12 +168,12 @@ class Filling:
         Raises:
             NoSpace: The disk has no room for it.
         """
-        names = wanted if wanted is not None and not _any_there(wanted) else self.slot.new_names()
+        names = wanted if wanted is not None and not wanted.any_there() else self.slot.new_names()
         # the journal first: a filling file without one is nobody's
         # both stay open until they are opened for filling: half-made files that nobody has open are cleaned away
         with closing(JournalWriter.create(names.journal, self.slot.journal_header())):
             try:
-                with closing(PartFile.create(names.partial, self.size_bytes)):
+                with closing(PartFile.create(names.partial, self.size_bytes, sparse=self.sparse)):
                     self._open(names)
             except BaseException:
                 names.partial.unlink(missing_ok=True)
@@ -209,6 +226,17 @@ class Filling:
                 return []
             self._journal.poll()
             return self._journal.done.missing(self.whole if wanted is None else wanted)
+
+    def unfinished(self) -> list[ByteRange]:
+        """What is wanted and not there yet."""
+        return self.missing()
+
+    def plan(self, header: Header) -> None:
+        """Hear what its header says, before the bulk of it is brought."""
+
+    def settle(self) -> bool:
+        """Whether it ends as it is, since only some of it is wanted."""
+        return False
 
     def write(self, start: int, data: memoryview) -> None:
         """Put bytes into the file, then say in the journal that they are there.
@@ -368,18 +396,3 @@ class Filling:
                     position += count
         finally:
             os.close(descriptor)
-
-
-def mismatch(name: str, algorithm: str, expected: str, found: str) -> ChecksumMismatch:
-    """The error for an object that arrived whole and is not the one that was meant."""
-    return ChecksumMismatch(
-        f"{name} is not what its {algorithm} checksum says: {found}, not {expected}",
-        file=name,
-        algorithm=algorithm,
-        expected=expected,
-        found=found,
-    )
-
-
-def _any_there(names: PartNames) -> bool:
-    return any(os.path.lexists(path) for path in (names.partial, names.journal))

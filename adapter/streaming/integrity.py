@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from adapter.checkpoint.ranges import ByteRange
-from adapter.errors import AdapterError, CacheError
+from adapter.errors import AdapterError, CacheError, ChecksumMismatch
 
 DIGESTS_NAME = "SHA256SUMS"
 """File beside the weights with the SHA-256 digest of each, as sha256sum(1) writes it."""
@@ -280,6 +280,17 @@ def parse_sha256(data: bytes, *, file: str) -> dict[str, str]:
     except ValueError as error:
         raise CacheError(f"{file} is no list of SHA-256 digests: {error}", file=file) from None
     return found
+
+
+def mismatch(name: str, algorithm: str, expected: str, found: str) -> ChecksumMismatch:
+    """The error for an object that arrived whole and is not the one that was meant."""
+    return ChecksumMismatch(
+        f"{name} is not what its {algorithm} checksum says: {found}, not {expected}",
+        file=name,
+        algorithm=algorithm,
+        expected=expected,
+        found=found,
+    )
 
 
 def _go_on(ended: Ended | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
-from adapter.errors import CacheError
+from adapter.checkpoint.tensor_filter import TensorFilter
+from adapter.errors import CacheError, ConfigurationError
 from adapter.streaming.waiting import Deadline, Failure, wait_for
 
 Kind = Literal["shard", "index", "file"]
@@ -77,6 +78,8 @@ class StreamManifest:
     address: str
     store: str
     objects: tuple[ObjectEntry, ...]
+    tensors: TensorFilter = field(default_factory=TensorFilter)
+    """What of the shards is streamed; the rest of them may stay empty."""
 
     def __iter__(self) -> Iterator[ObjectEntry]:
         return iter(self.objects)
@@ -108,6 +111,8 @@ class StreamManifest:
                 "address": self.address,
                 "store": self.store,
                 "objects": [entry.to_json() for entry in self.objects],
+                "only": self.tensors.only,
+                "skip": self.tensors.skip,
             },
             separators=(",", ":"),
         )
@@ -130,8 +135,9 @@ class StreamManifest:
                 address=str(value["address"]),
                 store=str(value["store"]),
                 objects=tuple(ObjectEntry.from_json(entry) for entry in value["objects"]),
+                tensors=TensorFilter(value.get("only", ()), value.get("skip", ())),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ConfigurationError) as error:
             raise CacheError(f"{path} is no stream manifest of this version: {error}", path=str(path)) from None
 
 

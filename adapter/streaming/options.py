@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from adapter.checkpoint.header import HEADER_LIMIT_BYTES
+from adapter.checkpoint.tensor_filter import TensorFilter
 from adapter.settings import Settings, Verify
 from adapter.storage.addresses import shown_address
 from adapter.storage.retry import RetryPolicy
@@ -38,6 +39,8 @@ class StreamOptions:
     slowness: SlownessRule = field(default_factory=SlownessRule)
     verify: Verify = "size"
     """What is asked of a cached file before it is taken, as in the settings."""
+    tensors: TensorFilter = field(default_factory=TensorFilter)
+    """What of the shards is wanted; they stay files with holes where that is not all."""
     previous: StreamManifest | None = None
     """What a fetcher of the same replica that died was streaming: its objects, versions and files are gone on with."""
 

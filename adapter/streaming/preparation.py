@@ -6,8 +6,9 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from adapter.checkpoint.index import WeightIndex, parse_index
 from adapter.errors import (
@@ -15,6 +16,7 @@ from adapter.errors import (
     CacheError,
     CacheNotWritable,
     ChecksumMismatch,
+    ConfigurationError,
     InitTimeout,
     InvocationCancelled,
     WeightIndexError,
@@ -28,9 +30,10 @@ from adapter.streaming.integrity import DIGESTS_NAME, parse_sha256
 from adapter.streaming.listing import find_checkpoint, list_objects
 from adapter.streaming.manifest import Kind, StreamManifest
 from adapter.streaming.options import StreamOptions
+from adapter.streaming.partial_filling import PartialFilling
 from adapter.streaming.private import is_read_only, not_writable
 from adapter.streaming.record import Identity, Trust
-from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted
+from adapter.streaming.selection import FILE_LIMIT_BYTES, Wanted, without_needless
 from adapter.streaming.slot import PartNames
 from adapter.streaming.soundness import Soundness
 from adapter.streaming.waiting import wait_for
@@ -72,6 +75,7 @@ class Preparation:
         self._cancel = cancel
         self._read_only: CacheNotWritable | None = None
         self._soundness = Soundness(options, timeline, self._ended)
+        self._room_lock = threading.Lock()
 
     def prepare(self, order_hint: Sequence[str], fetch: Callable[[Filling], None]) -> StreamManifest:
         """The manifest; every object in it is published, begun here, or followed.
@@ -83,6 +87,10 @@ class Preparation:
         Raises:
             StorageError, CheckpointError, CacheError, InitTimeout, InvocationCancelled: As `Streamer.prepare`.
         """
+        if self._options.tensors and self._options.verify == "sha256":
+            raise ConfigurationError(
+                "verify=sha256 compares whole files, and only= and skip= fetch no whole ones; verify=crc checks parts"
+            )
         self._open_cache()
         previous = self._options.previous
         if previous is not None:
@@ -98,7 +106,7 @@ class Preparation:
                 self._begin(each.info, each.kind)
         self.fillings = {each.info.key: self.fillings[each.info.key] for each in wanted}
         entries = tuple(filling.entry() for filling in self.fillings.values())
-        return StreamManifest(self._options.address, self._source.store, entries)
+        return StreamManifest(self._options.address, self._source.store, entries, self._options.tensors)
 
     # -- what ---------------------------------------------------------------------------------------------------------
 
@@ -106,13 +114,14 @@ class Preparation:
         with self._timeline.span("storage.list", "network") as span:
             listing = list_objects(self._source, connections=self._options.connections)
             span.add(objects=len(listing.objects), listed=listing.denied is None)
-        selection = find_checkpoint(
+        found = find_checkpoint(
             self._source,
             listing,
             lambda info: self._read_index(info, fetch),
             address=self._options.address,
             order=order_hint,
-        ).selection
+        )
+        selection = without_needless(found.selection, found.index, self._options.tensors)
         if selection.skipped:
             self._timeline.mark(
                 "storage.skipped", "network", count=len(selection.skipped), names=", ".join(selection.skipped[:20])
@@ -205,10 +214,31 @@ class Preparation:
                 cache = self._fallback(self._read_only)
                 slot = cache.slot(slot.identity)
             keep.add(slot.directory)
-            if slot.trust() is Trust.NONE:
+            if slot.trust() is Trust.NONE and not self._is_partial(each.kind):
                 needed_bytes += slot.identity.size_bytes - slot.allocated_bytes()
+        self._evict(cache, needed_bytes, keep)
+
+    def make_room_for_parts(self) -> None:
+        """The same for what is wanted of a shard, which its header told. From any thread.
+
+        Raises:
+            NoSpace: There is not so much room.
+        """
+        if not self._options.tensors:
+            return
+        with self._room_lock:
+            missing = [gap for each in self.fillings.values() if each.sparse for gap in each.unfinished()]
+            if missing:
+                cache = self._cache if self._read_only is None else self._fallback(self._read_only)
+                keep = {each.slot.directory for each in self.fillings.values()}
+                self._evict(cache, sum(gap.length for gap in missing), keep)
+
+    def _evict(self, cache: Cache, needed_bytes: int, keep: Collection[Path]) -> None:
         for gone in make_room(cache, needed_bytes, keep):
             self._timeline.mark("cache.evicted", "network", file=gone.title, bytes=gone.bytes_on_disk)
+
+    def _is_partial(self, kind: Kind) -> bool:
+        return kind == "shard" and bool(self._options.tensors)
 
     def _begin(self, info: ObjectInfo, kind: Kind) -> Filling:
         filling = self._filling(info, kind, self._cache)
@@ -234,7 +264,12 @@ class Preparation:
         return filling
 
     def _filling(self, info: ObjectInfo, kind: Kind, cache: Cache) -> Filling:
-        filling = self.fillings[info.key] = Filling(info.key, kind, cache.slot(self._identity(info)))
+        slot = cache.slot(self._identity(info))
+        if self._is_partial(kind):
+            filling: Filling = PartialFilling(info.key, kind, slot, self._options.tensors)
+        else:
+            filling = Filling(info.key, kind, slot)
+        self.fillings[info.key] = filling
         filling.sha256 = self._soundness.digest(info.key)
         if self._options.verify != "size" and kind == "shard":
             filling.ask_checksum = partial(self._source.stored_checksum, info.key, version=info.version)

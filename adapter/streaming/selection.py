@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from adapter.checkpoint.index import SHARD_SUFFIX, WeightIndex, choose_shards, safe_name
+from adapter.checkpoint.tensor_filter import TensorFilter
 from adapter.errors import WeightIndexError
 from adapter.storage.base import ObjectInfo
 from adapter.streaming.manifest import Kind
@@ -85,6 +86,21 @@ def select(
         else:
             skipped.append(name)
     return Selection(tuple(wanted), tuple(skipped))
+
+
+def without_needless(selection: Selection, index: WeightIndex | None, tensors: TensorFilter) -> Selection:
+    """The same without the shards of which the index says that they hold no tensor that is wanted.
+
+    Where the index does not name all that is asked for (a further name of a tied tensor), no shard is left out.
+    """
+    if index is None or not tensors or tensors.unused(index.weight_map):
+        return selection
+    needed = {shard for name, shard in index.weight_map.items() if tensors.wants(name)}
+    left_out = [each for each in selection.wanted if each.kind == "shard" and each.info.key not in needed]
+    return Selection(
+        tuple(each for each in selection.wanted if each not in left_out),
+        (*selection.skipped, *(each.info.key for each in left_out)),
+    )
 
 
 def belongs(name: str, info: ObjectInfo) -> bool:

@@ -35,8 +35,13 @@ class PartFile:
         self._descriptor = descriptor
 
     @classmethod
-    def create(cls, path: Path, size_bytes: int) -> Self:
+    def create(cls, path: Path, size_bytes: int, *, sparse: bool = False) -> Self:
         """A new file of that size with nothing in it; appears with its final size, under a name nobody else uses.
+
+        Args:
+            path: That name.
+            size_bytes: That size.
+            sparse: Most of it will stay empty: no room is taken for it before it is written.
 
         Raises:
             NoSpace: The disk has less room than that.
@@ -44,7 +49,10 @@ class PartFile:
         temporary = path.with_name(f"{path.name}.tmp-{os.urandom(4).hex()}")
         descriptor = os.open(temporary, _WRITING | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            allocate(descriptor, size_bytes, path)
+            if sparse:
+                os.ftruncate(descriptor, size_bytes)
+            else:
+                allocate(descriptor, size_bytes, path)
             os.rename(temporary, path)
         except BaseException:
             os.close(descriptor)

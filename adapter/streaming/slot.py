@@ -47,6 +47,10 @@ class PartNames:
     partial: Path
     journal: Path
 
+    def any_there(self) -> bool:
+        """Whether one of the names is taken."""
+        return any(os.path.lexists(path) for path in (self.partial, self.journal))
+
 
 class Remains(NamedTuple):
     """A file whose bytes are no good as a whole, and what is known of its pieces."""

@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from adapter.checkpoint.header import Header
 from adapter.checkpoint.ranges import ByteRange, split
 from adapter.errors import (
     AdapterError,
@@ -26,6 +27,7 @@ from adapter.errors import (
     LeaseTimeout,
     NoSpace,
     ObjectChanged,
+    TensorMismatch,
 )
 from adapter.storage.base import RangeSource
 from adapter.storage.concurrency import ConcurrencyRule, Gate
@@ -35,6 +37,7 @@ from adapter.streaming.fetching import Fetching, Read
 from adapter.streaming.filling import Filling, Hold
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import MEBIBYTE, Progress, StreamOptions
+from adapter.streaming.partial_filling import FIRST_BYTES
 from adapter.streaming.preparation import Preparation
 from adapter.streaming.reader import read_header
 from adapter.streaming.work import Work
@@ -110,7 +113,7 @@ class Streamer:
         return self._preparation.notice
 
     def run(self) -> Progress:
-        """Bring everything; returns when every object is published.
+        """Bring everything that is wanted; returns when every object is published, but for shards with holes.
 
         Raises:
             StorageError, CheckpointError, CacheError: The first failure; everything else has stopped.
@@ -146,7 +149,7 @@ class Streamer:
         fetching, source = self._fetching, self._source
         seconds = 0.0 if self._begun_s is None else (self._ended_s or time.monotonic()) - self._begun_s
         return Progress(
-            total_bytes=sum(filling.size_bytes for filling in self._fillings),
+            total_bytes=sum(filling.wanted_bytes for filling in self._fillings),
             done_bytes=sum(filling.done_bytes for filling in self._fillings),
             from_cache_bytes=sum(filling.from_cache_bytes for filling in self._fillings),
             fetched_bytes=fetching.fetched_bytes,
@@ -191,7 +194,7 @@ class Streamer:
         """Wait for the threads; not for long where the only ones left wait for answers that nobody wants any more."""
         if self._cancel.is_set():
             self._fetching.give_up()
-        complete = all(filling.hold is Hold.DONE for filling in self._fillings)
+        complete = all(filling.ended for filling in self._fillings)
         return self._work.close(_LEFT_S if complete and self._fetching.left_behind else _JOIN_S)
 
     def __enter__(self) -> Self:
@@ -213,7 +216,7 @@ class Streamer:
                 raise InvocationCancelled("the stream was cancelled")
             if self._work.error is not None:
                 raise self._work.error
-            waiting = [filling for filling in self._fillings if filling.hold is not Hold.DONE]
+            waiting = [filling for filling in self._fillings if not filling.ended]
             if not waiting:
                 return
             self._check_time(waiting)
@@ -227,14 +230,14 @@ class Streamer:
                 told_s = now_s
                 first = followed[0]
                 self.timeline.mark(
-                    "lease.wait", "network", file=first.name, bytes=first.done_bytes, of=first.size_bytes
+                    "lease.wait", "network", file=first.name, bytes=first.done_bytes, of=first.wanted_bytes
                 )
             self._look_at_reads()
             self._work.wait(seen, _FOLLOW_S if followed else _LOOK_S)
 
     def _look_at_reads(self) -> None:
         """Give slow reads another try, and the work as many threads as help."""
-        total_bytes = sum(filling.size_bytes - filling.from_cache_bytes for filling in self._fillings)
+        total_bytes = sum(filling.wanted_bytes - filling.from_cache_bytes for filling in self._fillings)
         for hedge in self._fetching.look(idle=self._work.idle, total_bytes=total_bytes):
             self._work.put((_HEDGE, 0, hedge.gap.start), partial(self._bring_again, hedge))
         self._work.allow(self._source.gate.limit + self._fetching.doubled)
@@ -244,7 +247,7 @@ class Streamer:
         if deadline is None or not deadline.passed:
             return
         first = waiting[0]
-        state = f"{first.name}: {first.done_bytes} of {first.size_bytes} bytes"
+        state = f"{first.name}: {first.done_bytes} of {first.wanted_bytes} bytes"
         if all(filling.hold is Hold.FOLLOWED for filling in waiting):
             raise LeaseTimeout(
                 f"time is up while another process fills the cache ({state})", path=str(first.slot.directory)
@@ -253,7 +256,7 @@ class Streamer:
 
     def _follow(self, filling: Filling, try_lease: bool) -> None:
         filling.poll()
-        if filling.catch_up():
+        if filling.catch_up() or filling.settle():
             return
         if try_lease and filling.take():
             self._tell("lease.taken_over", filling)
@@ -264,15 +267,16 @@ class Streamer:
             self._enqueue(self._fillings.index(filling), filling)
 
     def _tell(self, what: str, filling: Filling) -> None:
-        self.timeline.mark(what, "network", file=filling.name, bytes=filling.done_bytes, of=filling.size_bytes)
+        self.timeline.mark(what, "network", file=filling.name, bytes=filling.done_bytes, of=filling.wanted_bytes)
 
     def _give_up(self, error: BaseException) -> None:
         """Leave what is worth resuming; give back the room that a full disk needs, drop what is no checkpoint."""
         for filling in self._preparation.fillings.values():
-            if filling.hold is Hold.DONE:
+            if filling.ended:
                 continue
             gone = isinstance(error, ObjectChanged) and _is_about(error, filling.name)
-            if gone or isinstance(error, NoSpace | CheckpointError):
+            useless = isinstance(error, CheckpointError) and not isinstance(error, TensorMismatch)
+            if gone or useless or isinstance(error, NoSpace):
                 filling.discard()
             filling.release()
 
@@ -285,23 +289,25 @@ class Streamer:
             self._put_parts(_FIRST, order, filling)
 
     def _put_parts(self, phase: int, order: int, filling: Filling) -> None:
-        parts = [part for gap in filling.missing() for part in split(gap, self.options.part_bytes)]
+        parts = [part for gap in filling.unfinished() for part in split(gap, self.options.part_bytes)]
         for part in parts or [ByteRange(0, 0)]:
             self._work.put((phase, order, part.start), partial(self._bring, filling, part))
 
     def _bring_head(self, order: int, filling: Filling, buffer: memoryview) -> None:
-        """The shard's first MiB, checked; only then is the rest of it worth fetching."""
+        """The shard's beginning, checked; only then is the rest of it worth fetching."""
+        first_bytes = FIRST_BYTES if filling.sparse else MEBIBYTE
         with self.timeline.span("weights.header", "network", file=filling.name):
-            self._fetching.bring(filling, ByteRange(0, min(MEBIBYTE, filling.size_bytes)), buffer)
-            self._check_header(filling, buffer)
+            self._fetching.bring(filling, ByteRange(0, min(first_bytes, filling.size_bytes)), buffer)
+            filling.plan(self._header(filling, buffer))
+        self._preparation.make_room_for_parts()
         self._put_parts(_BULK, order, filling)
 
-    def _check_header(self, filling: Filling, buffer: memoryview) -> None:
+    def _header(self, filling: Filling, buffer: memoryview) -> Header:
         def read(wanted: ByteRange) -> bytes:
             self._fetching.bring(filling, wanted, buffer)
             return filling.read(wanted)
 
-        read_header(read, filling.name, filling.size_bytes, self.options.header_limit_bytes)
+        return read_header(read, filling.name, filling.size_bytes, self.options.header_limit_bytes)
 
     def _bring(self, filling: Filling, part: ByteRange, buffer: memoryview) -> None:
         self._fetching.bring(filling, part, buffer)

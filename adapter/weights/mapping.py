@@ -10,12 +10,12 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from adapter.checkpoint.header import TensorInfo
+from adapter.checkpoint.tensor_filter import TensorChoice, TensorFilter
 from adapter.checkpoint.ties import aliases
 from adapter.device.base import Device
 from adapter.device.meta import build
@@ -23,36 +23,21 @@ from adapter.device.modules import Stored, fill, move_the_rest
 from adapter.device.names import examples, model_names
 from adapter.device.pool import DevicePool
 from adapter.device.tensors import torch_shape
-from adapter.errors import CheckpointError, DeviceError, MissingTensor, ObjectNotFound
+from adapter.errors import CheckpointError, DeviceError, ObjectNotFound
 from adapter.storage.access import Access
-from adapter.storage.sources import open_source
-from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
 from adapter.streaming.options import StreamOptions
-from adapter.streaming.streamer import Streamer
 from adapter.streaming.waiting import Deadline, Failure
 from adapter.timeline import Timeline
 from adapter.weights.further_names import needed_names
-from adapter.weights.in_process import InProcessStream
+from adapter.weights.in_process import begin
 from adapter.weights.layout import lay_out
-from adapter.weights.objects import CheckpointObject, Waiting, find_places
+from adapter.weights.objects import CheckpointObject, TensorNotFound, UseOrder, Waiting, find_places, refuse_unused
 
 if TYPE_CHECKING:
     import torch
 
 M = TypeVar("M", bound="torch.nn.Module")
-
-
-class TensorNotFound(MissingTensor, KeyError):
-    """The checkpoint has no tensor of that name; as a mapping's missing key, so that `get` and `in` work."""
-
-
-@dataclass(frozen=True, slots=True)
-class UseOrder:
-    """What was asked for first, first: a hint for the next start's stream."""
-
-    shards: tuple[str, ...]
-    tensors: tuple[str, ...]
 
 
 class Weights(Mapping[str, "torch.Tensor"]):
@@ -79,7 +64,10 @@ class Weights(Mapping[str, "torch.Tensor"]):
         self._device_name = device
         self._lock = threading.Lock()
         self._owned = ExitStack()
-        self._objects = {entry.name: CheckpointObject(entry, self._waiting, self._owned) for entry in manifest.objects}
+        self._objects = {
+            entry.name: CheckpointObject(entry, self._waiting, self._owned, manifest.tensors)
+            for entry in manifest.objects
+        }
         self._shards = [self._objects[entry.name] for entry in manifest.shards]
         self._places: dict[str, CheckpointObject] | None = None
         self._tied: dict[str, str] = {}
@@ -117,6 +105,7 @@ class Weights(Mapping[str, "torch.Tensor"]):
         device: str = "cpu",
         connections: int = 16,
         access: Access | None = None,
+        **choice: Unpack[TensorChoice],
     ) -> Self:
         """The weights under an address, streamed by threads of this process: for notebooks, scripts and tests.
 
@@ -128,20 +117,17 @@ class Weights(Mapping[str, "torch.Tensor"]):
             device: Where tensors go: auto, cpu, cuda, cuda:0 …
             connections: Range reads in flight at a time.
             access: Who reads: `Access(anonymous=True)`, a hub's token.
+            **choice: What is fetched of the tensors, and what these weights then hold; everything unless it is said.
+                `only`: patterns of names (`"model.layers.0.*"`), `"embed.weight[0:1000]"` for the rows 0 to 999 of a
+                tensor; `skip`: patterns of names that are left out.
 
         Raises:
             ConfigurationError, StorageError, CheckpointError, CacheError: It cannot be read, or is no checkpoint.
         """
-        cache = Cache(Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "coldstart")
-        with ExitStack() as opened:
-            source = opened.enter_context(open_source(address, connections=connections, access=access))
-            streamer = opened.enter_context(
-                Streamer(source, cache, StreamOptions(address=address, connections=connections))
-            )
-            manifest = streamer.prepare()
-            stream = InProcessStream(streamer)
-            opened.callback(stream.stop)
-            weights = cls(manifest, Waiting(stream.failure, None, streamer.timeline), device)
+        options = StreamOptions(address=address, connections=connections, tensors=TensorFilter(**choice))
+        begun = begin(address, options, Path(cache_dir) if cache_dir is not None else None, access)
+        with begun.owned as opened:
+            weights = cls(begun.manifest, begun.waiting, device)
             weights._owned.push(opened.pop_all())
         return weights
 
@@ -166,6 +152,18 @@ class Weights(Mapping[str, "torch.Tensor"]):
         """
         device = self._device()
         tensor = self._place(name, device)
+        device.finish()
+        return tensor
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """The same as `weights[name][start:stop]`; waits until these rows are there, whatever else of it is missing.
+
+        Raises:
+            TensorMismatch: It does not have these rows.
+            MissingTensor, UnsupportedDtype, AdapterError, InitTimeout: As for the whole tensor.
+        """
+        device = self._device()
+        tensor = self._place(name, device, (start, stop))
         device.finish()
         return tensor
 
@@ -358,16 +356,16 @@ class Weights(Mapping[str, "torch.Tensor"]):
             self._devices[wanted] = self._pool.acquire(wanted, timeline=self._timeline)
         return self._devices[wanted]
 
-    def _place(self, name: str, device: Device) -> torch.Tensor:
+    def _place(self, name: str, device: Device, rows: tuple[int, int] | None = None) -> torch.Tensor:
         import torch
 
         holder = self._holder(name)
         name = self._tied.get(name, name)
         with self._lock:
             self._used.setdefault(name, holder.entry.name)
-        holder.wait_for(holder.header().tensors[name])
+        tensor = holder.tensor(name, rows)
         with torch.inference_mode(False), torch.no_grad():
-            return device.place(holder.mapped().tensor(name))
+            return device.place(tensor)
 
     def _holder(self, name: str) -> CheckpointObject:
         places = self._all_places()
@@ -382,10 +380,13 @@ class Weights(Mapping[str, "torch.Tensor"]):
         """Tensor → shard, in file order. Headers arrive before the bulk of any shard: waiting for all costs little."""
         with self._lock:
             if self._places is None:
+                wanted = self._manifest.tensors
                 index = next((each for each in self._objects.values() if each.entry.kind == "index"), None)
-                places = find_places(self._shards, index)
+                places = find_places(self._shards, index if not wanted else None)
                 self._tied = aliases(self.metadata, places)
-                self._places = places | {name: places[kept] for name, kept in self._tied.items()}
+                places |= {name: places[kept] for name, kept in self._tied.items()}
+                refuse_unused(wanted, places, self._shards, address=self.address)
+                self._places = places
             return self._places
 
     def _object(self, name: str) -> CheckpointObject:
