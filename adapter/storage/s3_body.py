@@ -15,6 +15,7 @@ from typing import Any
 
 from adapter.errors import ConnectionFailed, Field, StorageError, TruncatedRead
 from adapter.storage.watch import ReadWatch
+from adapter.storage.wire import WholeReader
 
 Facts = Mapping[str, Field]
 
@@ -80,7 +81,7 @@ def receive(body: Any, buffer: memoryview, expected: Expected) -> Generator[int]
 def direct_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], None]] | None:
     """Reads of a body into a buffer without a copy, and what gives its connection back; None where there is no way.
 
-    A read returns what the socket has, so that a stalling body is noticed between two reads.
+    A read returns what came within a tenth of a second, so that a stalling body is noticed between two reads.
     """
     raw = body.__enter__()  # botocore's documented way to the stream below; it does nothing else
     response = getattr(raw, "_fp", None)
@@ -91,11 +92,14 @@ def direct_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], 
     if not callable(read):
         return None
 
+    whole = WholeReader(response, read)
+
     def give_back() -> None:
+        whole.give_back()
         response.close()
         release()
 
-    return read, give_back
+    return whole, give_back
 
 
 def breaking_off(body: Any) -> Callable[[], None] | None:
