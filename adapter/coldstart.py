@@ -121,11 +121,12 @@ _PROGRESS_S = 0.1
 
 
 def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
-    """Stream everything under the address into the cache, and tell readers by the manifest where it is.
+    """Stream what is wanted of the address into the cache, and tell readers by the manifest where it is.
 
     Raises:
         StorageError, CheckpointError, CacheError: The weights cannot be had; what is here stays for the next start.
     """
+    from adapter.checkpoint.tensor_filter import TensorFilter
     from adapter.storage.access import Access
     from adapter.storage.proxies import proxy_to
     from adapter.storage.sources import open_source
@@ -134,7 +135,8 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     from adapter.streaming.streamer import Streamer
 
     settings, timeline = order.settings, order.timeline
-    options = StreamOptions.of(settings, address, previous=_manifest(order, address))
+    tensors = TensorFilter(settings.only_tensors, settings.skip_tensors)
+    options = StreamOptions.of(settings, address, tensors=tensors, previous=_manifest(order, address))
     record = InitRecord.read(record_path(order))
     hint = record.use_order if record is not None and record.address == options.address else ()
     with timeline.span("storage.connect", "network") as span:

@@ -60,6 +60,11 @@ class Settings:
     """The most that all cached files may have together; None: what the disk has, or 80 % of the memory on tmpfs."""
     cache_floor_bytes: int = 1024 * MEBIBYTE
     """Room on the disk that is left for others as long as anything can be evicted for it."""
+    only_tensors: tuple[str, ...] = ()
+    """Patterns of the tensors that are fetched, rows of one as `name[0:1000]`; empty: all. Said of tensors, since
+    other files always come whole, and not as `weights_only`, which elsewhere means something else (torch.load)."""
+    skip_tensors: tuple[str, ...] = ()
+    """Patterns of tensors that are left out of these."""
     verify: Verify = "size"
     """What cached weights are checked for before they are taken, beside their record: nothing more, the checksum of
     each part (crc), or digests in a file SHA256SUMS beside them (sha256). The last two read all of them."""
@@ -153,6 +158,10 @@ def _path_or_none(text: str) -> Path | None:
     return None if text.lower() == "none" else Path(text)
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
 def _verify(text: str) -> str:
     if text.lower() not in get_args(Verify):
         raise ValueError(f"one of {', '.join(get_args(Verify))} is wanted")
@@ -200,6 +209,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "cache_fallback": _path_or_none,
     "cache_limit_bytes": _whole(1),
     "cache_floor_bytes": _whole(0),
+    "only_tensors": _words,
+    "skip_tensors": _words,
     "verify": _verify,
     "run_root": Path,
     "report": Path,

@@ -30,6 +30,8 @@ def test_every_field_is_read_from_its_variable() -> None:
         "cache_fallback": ("/tmp/other", Path("/tmp/other")),
         "cache_limit_bytes": ("1", 1),
         "cache_floor_bytes": ("0", 0),
+        "only_tensors": ("embed[0:10], layers.*", ("embed[0:10]", "layers.*")),
+        "skip_tensors": ("*.bias", ("*.bias",)),
         "verify": ("CRC", "crc"),
         "run_root": ("/tmp/run", Path("/tmp/run")),
         "report": ("/tmp/report.json", Path("/tmp/report.json")),

@@ -49,8 +49,15 @@ class StreamOptions:
         object.__setattr__(self, "address", shown_address(self.address))
 
     @classmethod
-    def of(cls, settings: Settings, address: str, *, previous: StreamManifest | None = None) -> Self:
-        """What the settings say, for one address."""
+    def of(
+        cls,
+        settings: Settings,
+        address: str,
+        *,
+        tensors: TensorFilter | None = None,
+        previous: StreamManifest | None = None,
+    ) -> Self:
+        """What the settings say, for one address; all tensors unless others are named."""
         return cls(
             address=address,
             connections=settings.connections,
@@ -59,6 +66,7 @@ class StreamOptions:
             header_limit_bytes=settings.header_limit_bytes,
             slowness=SlownessRule(hedge_share=settings.hedge_percent / 100),
             verify=settings.verify,
+            tensors=tensors or TensorFilter(),
             previous=previous,
         )
 

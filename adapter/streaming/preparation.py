@@ -87,9 +87,10 @@ class Preparation:
         Raises:
             StorageError, CheckpointError, CacheError, InitTimeout, InvocationCancelled: As `Streamer.prepare`.
         """
-        if self._options.tensors and self._options.verify == "sha256":
+        if self._options.tensors and self._options.verify != "size":
             raise ConfigurationError(
-                "verify=sha256 compares whole files, and only= and skip= fetch no whole ones; verify=crc checks parts"
+                f"verify={self._options.verify} compares whole files, and where only some tensors are wanted (only=, "
+                "skip=, COLDSTART_ONLY_TENSORS, COLDSTART_SKIP_TENSORS) there are none: use one or the other"
             )
         self._open_cache()
         previous = self._options.previous

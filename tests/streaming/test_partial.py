@@ -176,9 +176,10 @@ def test_rows_that_are_not_there_end_the_stream_and_leave_what_is(tmp_path: Path
     assert store.reads == ()
 
 
-def test_digests_of_whole_files_are_not_promised_for_holes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="verify=sha256 compares whole files"):
-        stream(source(), tmp_path, tensors=ONE, verify="sha256")
+@pytest.mark.parametrize("verify", ["crc", "sha256"])
+def test_checks_of_whole_files_are_not_promised_for_holes(tmp_path: Path, verify: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"verify={verify} compares whole files"):
+        stream(source(), tmp_path, tensors=ONE, verify=verify)
 
 
 def test_a_stream_that_is_gone_on_with_wants_the_same(tmp_path: Path) -> None:
