@@ -226,7 +226,19 @@ class RetryingSource:
 
     def _next_chunk(self, reading: _Reading, buffer: memoryview) -> RangeAnswer | None:
         try:
-            return self._retrying(self._advance, reading, buffer)
+            return self._advance(reading, buffer)  # nearly always well: the loop costs as much as the rest of this
+        except StorageError as error:
+            failed: StorageError | None = error
+
+        def again(reading: _Reading) -> RangeAnswer | None:
+            nonlocal failed
+            error, failed = failed, None
+            if error is not None:
+                raise error
+            return self._advance(reading, buffer)
+
+        try:
+            return self._retrying(again, reading)
         except StorageError as error:
             raise reading.final_error() from error
 
