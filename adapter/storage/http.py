@@ -62,7 +62,9 @@ class HttpSource(WebSource):
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             authorization = Secret(urllib3.make_headers(basic_auth=user)["authorization"])
         store = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        super().__init__(store, self._base, WebClient(address, options, authorization), options)
+        super().__init__(
+            store, self._base, unquote(folder).lstrip("/") + "/", WebClient(address, options, authorization), options
+        )
 
     def list(self) -> Iterator[ObjectInfo]:
         """The one object, or every file below the directory where the server lists them as JSON.

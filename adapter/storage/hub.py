@@ -58,7 +58,8 @@ class HubSource(WebSource):
         client = WebClient(self._hub, options, authorization)
         host = urlsplit(self._hub)
         store = f"hf:{host.scheme}://{host.netloc.rpartition('@')[2]}{host.path}"
-        super().__init__(store, f"{shown_address(address).rstrip('/')}/", client, options)
+        shown = f"{shown_address(address).rstrip('/')}/"
+        super().__init__(store, shown, shown.removeprefix("hf://"), client, options)
 
     def list(self) -> Iterator[ObjectInfo]:
         """Every file of the model, or of its folder, at the commit.

@@ -119,7 +119,7 @@ def checked_range(
         WrongRange: It is not the range that was asked for.
         ObjectChanged: It is of another version.
     """
-    address = f"{facts.get('store')}/{request.key}"
+    address = f"{facts.get('store')}/{facts.get('key', request.key)}"
     length = headers.get("content-length")
     length_bytes = int(length) if length is not None and length.isascii() and length.isdigit() else None
     encoding = headers.get("content-encoding", "identity").lower()
@@ -155,7 +155,8 @@ def version_of(headers: Mapping[str, str], size_bytes: int) -> str:
 
 def _wrong(request: RangeRequest, what: str, facts: Mapping[str, Field]) -> WrongRange:
     asked = f"bytes {request.start}-{request.start + request.length_bytes - 1}"
-    return WrongRange(f"{facts.get('store')}/{request.key}: the answer to {asked} {what}", **facts)
+    address = f"{facts.get('store')}/{facts.get('key', request.key)}"
+    return WrongRange(f"{address}: the answer to {asked} {what}", **facts)
 
 
 def _retry_after(headers: Mapping[str, str]) -> dict[str, Field]:

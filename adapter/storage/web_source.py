@@ -35,13 +35,15 @@ class WebSource:
     Args:
         store: The store's identity, for cache keys and messages.
         shown: Address of the source, as it may be shown; ends at a slash.
+        prefix: What stands before a key in errors' fields.
         client: Sends requests.
         options: How servers are spoken to.
     """
 
-    def __init__(self, store: str, shown: str, client: WebClient, options: WebOptions) -> None:
+    def __init__(self, store: str, shown: str, prefix: str, client: WebClient, options: WebOptions) -> None:
         self._store = store
         self._shown = shown
+        self._prefix = prefix
         self._client = client
         self._options = options
         self._lock = threading.Lock()
@@ -186,7 +188,11 @@ class WebSource:
         return info
 
     def _facts(self, request: RangeRequest) -> dict[str, Field]:
-        return {"store": self._store, "key": request.key, "range": _range(request) if request.length_bytes else ""}
+        return {
+            "store": self._store,
+            "key": f"{self._prefix}{request.key}",
+            "range": _range(request) if request.length_bytes else "",
+        }
 
 
 class _Body:

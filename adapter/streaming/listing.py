@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from adapter.checkpoint.index import INDEX_NAME, SINGLE_NAME, WeightIndex, find_index
-from adapter.errors import AccessDenied, ObjectNotFound
+from adapter.errors import AccessDenied, ObjectNotFound, WrongRange
 from adapter.storage.base import ObjectInfo, RangeSource
 from adapter.streaming.selection import WELL_KNOWN, Selection, select
 
@@ -83,7 +83,7 @@ def find_checkpoint(
 
 
 def probe(source: RangeSource, names: Iterable[str], *, connections: int) -> dict[str, ObjectInfo]:
-    """Which of these objects are there, found by reading a byte of each.
+    """Which of these objects are there, found by reading a byte of each, or no byte where ranges are ignored (S-09).
 
     Raises:
         StorageError: The store could not be read.
@@ -94,6 +94,10 @@ def probe(source: RangeSource, names: Iterable[str], *, connections: int) -> dic
             return source.read_into(name, 0, memoryview(bytearray(1))).info
         except (ObjectNotFound, AccessDenied):
             return None
+        except WrongRange as error:
+            if not error.fields.get("ignores_range"):
+                raise
+            return source.read_into(name, 0, memoryview(b"")).info
 
     with ThreadPoolExecutor(min(connections, _PROBES)) as pool:
         return {info.key: info for info in pool.map(look, names) if info is not None}

@@ -6,6 +6,7 @@ import base64
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,18 @@ def test_a_mirror_without_a_listing_is_read_by_its_index(tmp_path: Path) -> None
     with scripted_store(Files(objects, listed=False)) as server:
         address = f"{server.endpoint}/m/"
         assert contents_of(address, tmp_path) == objects
+
+
+def test_a_plain_server_that_knows_no_ranges_is_read_from_the_beginning(tmp_path: Path) -> None:
+    """S-09 (i): such as python -m http.server."""
+    files = Files(sharded(2, 20_000, {"config.json": b"{}"}), listed=False)
+
+    def script(asked: Asked) -> Answer:
+        return files(replace(asked, headers={name: v for name, v in asked.headers.items() if name != "range"}))
+
+    with scripted_store(script) as server:
+        found = contents_of(f"{server.endpoint}/m/", tmp_path)
+    assert found == {name: content for name, (content, _) in files.files.items()}
 
 
 def test_a_signed_address_of_one_object_is_streamed_by_get_alone(tmp_path: Path) -> None:
