@@ -50,6 +50,10 @@ class StartOrder:
     timeline: Timeline
 
 
+_TENSORS_NOTED = 10_000
+"""0.5 MB of names, read in 5 ms; beyond that the order of the shards has to do."""
+
+
 # -- before anything is imported: where are the weights? --------------------------------------------------------------
 
 
@@ -62,6 +66,8 @@ class InitRecord:
     """Shards in the order in which `load` first asked for them."""
     whole: bool = True
     """Whether that is all of the address; what is secret in one is not kept."""
+    tensors: tuple[str, ...] = ()
+    """The first tensors in that order, as many as are worth their place in a file that each start reads."""
 
     def write(self, path: Path) -> None:
         """Keep it for the next start, whole or not at all."""
@@ -76,7 +82,8 @@ class InitRecord:
         try:
             value = json.loads(path.read_bytes())
             names = tuple(str(name) for name in value["use_order"])
-            return cls(str(value["address"]), names, value.get("whole", True) is True)
+            tensors = tuple(str(name) for name in value.get("tensors", ()))
+            return cls(str(value["address"]), names, value.get("whole", True) is True, tensors)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -138,13 +145,14 @@ def stream_weights(order: StartOrder, address: str, watch: StreamWatch) -> None:
     tensors = TensorFilter(settings.only_tensors, settings.skip_tensors)
     options = StreamOptions.of(settings, address, tensors=tensors, previous=_manifest(order, address))
     record = InitRecord.read(record_path(order))
-    hint = record.use_order if record is not None and record.address == options.address else ()
+    if record is None or record.address != options.address:
+        record = InitRecord(address, ())
     with timeline.span("storage.connect", "network") as span:
         source = open_source(address, connections=options.reads_at_most, access=Access.of(settings))
         if proxy := proxy_to(source.store):
             span.add(proxy=proxy)
     with source, Streamer(source, Cache.of(settings), options, timeline) as streamer:
-        manifest = streamer.prepare(hint)
+        manifest = streamer.prepare(record.use_order, record.tensors)
         if streamer.notice is not None:
             watch.warn(streamer.notice)
         manifest.write(order.manifest)
@@ -227,7 +235,8 @@ def prepare(order: StartOrder, tell: Tell) -> Prepared:
         _wait_until_verified(order, address)
     record = None
     if weights is not None:
-        record = InitRecord(weights.address, weights.use_order().shards, whole=weights.address == address)
+        used = weights.use_order()
+        record = InitRecord(weights.address, used.shards, weights.address == address, used.tensors[:_TENSORS_NOTED])
     tell(Phase.WARMING, {})
     return Prepared(handler, model, record)
 

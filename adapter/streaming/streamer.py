@@ -18,6 +18,7 @@ from typing import Self
 
 from adapter.checkpoint.header import Header
 from adapter.checkpoint.ranges import ByteRange, split
+from adapter.checkpoint.use_order import parts_in_use_order
 from adapter.errors import (
     AdapterError,
     CacheError,
@@ -80,15 +81,17 @@ class Streamer:
         self._fetching = Fetching(self._source, options, self.timeline, self._cancel)
         self._preparation = Preparation(self._source, cache, options, self.timeline, self._cancel)
         self._fillings: tuple[Filling, ...] = ()
+        self._use_order: dict[str, int] = {}
         self._work = Work(options.connections, options.chunk_bytes, "stream")
         self._begun_s: float | None = None
         self._ended_s: float | None = None
 
-    def prepare(self, order_hint: Sequence[str] = ()) -> StreamManifest:
+    def prepare(self, order_hint: Sequence[str] = (), tensor_hint: Sequence[str] = ()) -> StreamManifest:
         """What is streamed and where it will be; every file in it exists under one of its names.
 
         Args:
             order_hint: Names of shards that are wanted first.
+            tensor_hint: Names of tensors that are wanted first, in whatever shard.
 
         Raises:
             StorageError: The store could not be read.
@@ -96,6 +99,7 @@ class Streamer:
             CacheError: The cache cannot hold it: not writable, no space.
             InitTimeout, InvocationCancelled: Time is up; `cancel` was called.
         """
+        self._use_order = {name: number for number, name in enumerate(tensor_hint)}
         try:
             manifest = self._preparation.prepare(order_hint, self._fetch_now)
             self._fillings = tuple(self._preparation.fillings.values())
@@ -288,19 +292,23 @@ class Streamer:
         else:
             self._put_parts(_FIRST, order, filling)
 
-    def _put_parts(self, phase: int, order: int, filling: Filling) -> None:
+    def _put_parts(self, phase: int, order: int, filling: Filling, header: Header | None = None) -> None:
         parts = [part for gap in filling.unfinished() for part in split(gap, self.options.part_bytes)]
+        first = parts_in_use_order(header, parts, self._use_order) if header is not None else {}
         for part in parts or [ByteRange(0, 0)]:
-            self._work.put((phase, order, part.start), partial(self._bring, filling, part))
+            # what an earlier start asked for comes first, over all shards, then shard by shard
+            rank = first.get(part, len(self._use_order) + order)
+            self._work.put((phase, rank, part.start), partial(self._bring, filling, part))
 
     def _bring_head(self, order: int, filling: Filling, buffer: memoryview) -> None:
         """The shard's beginning, checked; only then is the rest of it worth fetching."""
         first_bytes = FIRST_BYTES if filling.sparse else MEBIBYTE
         with self.timeline.span("weights.header", "network", file=filling.name):
             self._fetching.bring(filling, ByteRange(0, min(first_bytes, filling.size_bytes)), buffer)
-            filling.plan(self._header(filling, buffer))
+            header = self._header(filling, buffer)
+            filling.plan(header)
         self._preparation.make_room_for_parts()
-        self._put_parts(_BULK, order, filling)
+        self._put_parts(_BULK, order, filling, header)
 
     def _header(self, filling: Filling, buffer: memoryview) -> Header:
         def read(wanted: ByteRange) -> bytes:

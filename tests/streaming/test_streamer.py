@@ -197,3 +197,16 @@ def test_the_spans_of_a_stream(tmp_path: Path) -> None:
     fields = timeline.spans()[-1].fields
     assert fields["bytes"] == fields["total_bytes"]
     assert fields["from_cache_bytes"] == 0
+
+
+def test_parts_with_the_tensors_that_were_asked_for_first_come_first(tmp_path: Path) -> None:
+    """Over all shards; each part is still one request, and the rest follows in the order of the files."""
+    objects = sharded(2, 8 * MEBIBYTE)  # four tensors of 2 MiB in each, and parts of 2 MiB
+    source = MemorySource(objects)
+    with Streamer(source, Cache(tmp_path), options(connections=1)) as streamer:
+        streamer.prepare(tensor_hint=["s1.t2", "s0.t3", "nowhere"])
+        streamer.run()
+    bulk = [(read.key[6:11], read.start // (2 * MEBIBYTE)) for read in source.reads if read.start > 0]
+    assert bulk[:4] == [("00002", 2), ("00002", 3), ("00001", 3), ("00001", 4)]
+    assert bulk[4:] == [("00001", 0), ("00001", 1), ("00001", 2), ("00002", 0), ("00002", 1), ("00002", 4)]
+    assert source.received_bytes == sum(map(len, objects.values()))
