@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from adapter.checkpoint.header import parse_header
 from adapter.checkpoint.tensor_filter import TensorFilter
-from adapter.errors import ConfigurationError, NoSpace, TensorMismatch
+from adapter.errors import ConfigurationError, NoSpace, StoreFailed, TensorMismatch
 from adapter.storage.base import RangeRequest
-from adapter.storage.memory import MemorySource
+from adapter.storage.memory import FailRead, MemorySource
 from adapter.streaming.budget import Budget
 from adapter.streaming.cache import Cache
 from adapter.streaming.manifest import StreamManifest
@@ -189,3 +190,32 @@ def test_a_stream_that_is_gone_on_with_wants_the_same(tmp_path: Path) -> None:
     again, _ = stream(source(), tmp_path, tensors=ONE, previous=manifest)
     assert again == manifest
     assert read(manifest, "t3") == expected("t3")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_wanted_in_whatever_order_with_failures_between_is_exact_and_read_once(
+    tmp_path: Path, seed: int
+) -> None:
+    """B7: one file, filled by many streams, some of which break."""
+    chance = random.Random(seed)
+    content = shard(seed, 3 * MEBIBYTE, tensors=60)
+    header = parse_header(content[: 8 + int.from_bytes(content[:8], "little")], file="x", file_bytes=len(content))
+    read_bytes = 0
+    for _ in range(12):
+        names = chance.sample(list(header.tensors), chance.randrange(1, 20))
+        rows = {name: sorted(chance.choices(range(header.tensors[name].shape[0] + 1), k=2)) for name in names}
+        wanted = TensorFilter([f"{name}[{start}:{stop}]" for name, (start, stop) in rows.items()])
+        faults = [FailRead("model.safetensors", StoreFailed("500"), first=chance.randrange(1, 6), times=50)]
+        store = MemorySource({"model.safetensors": content}, faults if chance.random() < 0.4 else ())
+        small = {"part_bytes": 64 << 10, "chunk_bytes": 16 << 10, "connections": 3}
+        with Streamer(store, Cache(tmp_path), options(tensors=wanted, **small)) as streamer:
+            manifest = streamer.prepare()
+            with suppress(StoreFailed):
+                streamer.run()
+                with ObjectReader(manifest.objects[0], deadline=Deadline.after(0)) as reader:
+                    for info in wanted.narrow(reader.header(), file="x").tensors.values():
+                        assert reader.read(info.range) == content[info.start : info.stop]
+        read_bytes += store.received_bytes
+    manifest, _ = stream(last := MemorySource({"model.safetensors": content}), tmp_path)
+    assert contents(manifest)["model.safetensors"] == content
+    assert read_bytes + last.received_bytes == len(content)
