@@ -68,7 +68,8 @@ def serve(target: str, settings: Settings, environment: Mapping[str, str]) -> in
     Raises:
         ConfigurationError: The port cannot be bound, or no run directory can be made.
     """
-    sys.path.insert(0, os.getcwd())  # as `python -m` does: user code is found where the command is run
+    if os.getcwd() not in sys.path:  # as with `python -m`: user code is found where the command is run
+        sys.path.insert(0, os.getcwd())
     started_ns = process_start_ns()
     listener = _listen(settings)
     sweep_run_dirs(settings.run_root)
