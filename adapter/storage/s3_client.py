@@ -76,6 +76,7 @@ class S3Clients:
         self._retired: list[Any] = []
         self._region: str | None = None
         self.closed: bool = False
+        self.current: Any
         self.current, self._identity = self._make()
 
     @property
@@ -124,7 +125,8 @@ class S3Clients:
     def _replace(self, client: Any, identity: object) -> None:
         # others may be reading with it: it is closed at the end
         self._retired.append(self.current)
-        self.current, self._identity = client, identity
+        self.current = client
+        self._identity = identity
 
     def _make(self) -> tuple[Any, object]:
         """A client and whose it is: what tells one set of credentials from another; compared, never shown."""

@@ -65,7 +65,7 @@ class PartialFilling(Filling):
         """
         self._wanted = self._tensors.ranges(header, PAGE_BYTES, file=self.name)
         self._planned = True
-        self.from_cache_bytes = min(self._there_bytes, self.done_bytes)
+        self.from_cache_bytes: int = min(self._there_bytes, self.done_bytes)
 
     def unfinished(self) -> list[ByteRange]:
         """What is wanted and not there yet."""
