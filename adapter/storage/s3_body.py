@@ -15,7 +15,7 @@ from typing import Any
 
 from adapter.errors import ConnectionFailed, Field, StorageError, TruncatedRead
 from adapter.storage.watch import ReadWatch
-from adapter.storage.wire import WholeReader
+from adapter.storage.wire import WholeReader, breaking_off_socket
 
 Facts = Mapping[str, Field]
 
@@ -104,8 +104,8 @@ def direct_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], 
 
 def breaking_off(body: Any) -> Callable[[], None] | None:
     """What ends a body from another thread: its socket gives no more bytes. None where there is no way."""
-    shutdown = getattr(body.__enter__(), "shutdown", None)
-    return shutdown if callable(shutdown) else None
+    response = getattr(body.__enter__(), "_fp", None)
+    return breaking_off_socket(response) if isinstance(response, http.client.HTTPResponse) else None
 
 
 def _public_reader(body: Any) -> tuple[Callable[[memoryview], int], Callable[[], None]]:

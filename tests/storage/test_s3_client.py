@@ -5,17 +5,11 @@ from __future__ import annotations
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3.session
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from adapter.errors import (
     AccessDenied,
@@ -28,6 +22,7 @@ from adapter.errors import (
 from adapter.storage.retry import RetryingSource
 from adapter.storage.s3 import S3Options, S3Source
 from adapter.storage.s3_body import direct_reader
+from tests.support.certificates import write_certificate
 from tests.support.scripted_s3 import CONTENT, KIB, QUICK, opened, read
 from tests.support.scripted_store import Answer, Asked, error, part, scripted_store
 from tests.support.stores import CREDENTIALS
@@ -109,19 +104,7 @@ def test_bodies_are_received_without_a_copy_by_the_installed_sdk() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost that nobody knows, with its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    path.write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        + builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-    )
-    return path
+    return write_certificate(tmp_path_factory.mktemp("tls") / "certificate.pem")
 
 
 def test_an_encrypted_store_is_read_where_its_certificate_is_trusted(
