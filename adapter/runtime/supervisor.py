@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adapter.errors import AdapterError, InitTimeout
+from adapter.errors import AdapterError, Draining, InitTimeout
 from adapter.lifecycle import Event, Phase, advance
 from adapter.logs import Log
 from adapter.runtime.judgement import RoleEnd, Verdict, describe_status, judge_exit, role_died
@@ -68,6 +68,7 @@ class Supervisor:
         self._confirmed: tuple[str | None] | None = None
         self._held: AdapterError | None = None
         self._replacing: set[int] = set()
+        self._owes_report = True
         self._exit_code = 0
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -185,7 +186,13 @@ class Supervisor:
         if streams and time.monotonic() < until_s:
             self._after(_REPORT_POLL_S, lambda: self._report_when_sealed(until_s))
         elif self._phase is Phase.READY:
-            self._mains.report(self._spec, self._start_ns, None)
+            self._report(None)
+
+    def _report(self, error: AdapterError | None) -> None:
+        """Publish the start's report, once."""
+        if self._owes_report:
+            self._owes_report = False
+            self._mains.report(self._spec, self._start_ns, error)
 
     def _on_phase(self, event: dict[str, object]) -> None:
         target = event.get("phase")
@@ -273,6 +280,9 @@ class Supervisor:
         delay_s = _BACK_OFF_S[min(self._restarts[role], len(_BACK_OFF_S) - 1)]
         self._restarts[role] += 1
         if role is Role.WORKER:
+            if self._phase is Phase.READY:
+                self._report(None)  # the weights may still have come in
+            self._owes_report = True
             self._phase = advance(advance(self._phase, Event.WORKER_LOST), Event.START)
             self._start_ns = time.monotonic_ns()
             self._spec.ready.unlink(missing_ok=True)
@@ -294,11 +304,7 @@ class Supervisor:
         self._after(max(0.0, self._init_timeout_s - spent_s + delay_s), check)
 
     def _init_timeout(self) -> InitTimeout:
-        progress = read_json(self._spec.progress)
-        done, total = (
-            (progress.get("done_bytes"), progress.get("total_bytes")) if isinstance(progress, dict) else (0, 0)
-        )
-        stream = f"; {done} of {total} bytes of the weights are here and stay for the next start" if total else ""
+        done, total, stream = self._streamed()
         return InitTimeout(
             f"not ready within {self._init_timeout_s:g} s: the replica was {self._phase}{stream}. "
             "Raise init_timeout_s, or look at the report for the stage that takes long.",
@@ -307,6 +313,20 @@ class Supervisor:
             done_bytes=done,
             total_bytes=total,
         )
+
+    def _ended_early(self, number: int) -> Draining:
+        done, total, stream = self._streamed()
+        name = signal.Signals(number).name
+        message = f"ended by {name} before it was ready: the replica was {self._phase}{stream}"
+        return Draining(message, signal=name, phase=str(self._phase), done_bytes=done, total_bytes=total)
+
+    def _streamed(self) -> tuple[int, int, str]:
+        """Bytes of the weights that are here, how many there are, and both in words."""
+        progress = read_json(self._spec.progress)
+        counts = [progress.get(name) for name in ("done_bytes", "total_bytes")] if isinstance(progress, dict) else []
+        done, total = (int(count) if isinstance(count, (int, float)) else 0 for count in counts or (0, 0))
+        words = f"; {done} of {total} bytes of the weights are here and stay for the next start" if total else ""
+        return done, total, words
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -324,12 +344,15 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         again = self._stopping
         ready = self._phase is Phase.READY
+        if not again and not ready:
+            self._report(self._ended_early(number))
         if self._phase is not Phase.FAILED:
             self._phase = advance(self._phase, Event.DRAIN)
         self._stopping = True
         if ready and not again:
             self._signal(Role.FRONT, signal.SIGTERM)
             self._timers.clear()
+            self._report(None)  # the weights may still have come in
             self._after(self._spec.settings.grace_s + TERM_PATIENCE_S, self._terminate_all)
             if Role.FRONT not in self._pids.values():
                 self._terminate_all()

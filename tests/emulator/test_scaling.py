@@ -96,6 +96,10 @@ def test_a_start_over_the_init_limit_is_ended_callers_are_told_and_the_next_goes
         ended = next(replica for replica in emulator.get("/replicas") if replica["id"] == "r1")
         assert (ended["state"], ended["stop_reason"]) == ("gone", "init_limit")
         assert ended["exit_code"] == 128 + signal.SIGTERM
+        report = next(report for report in emulator.get("/reports") if report["replica"] == "r1")
+        assert report["outcome"] == "failed"
+        error = emulator.get(f"/reports/{report['number']}")["error"]
+        assert error["fields"]["done_bytes"] > 0
 
 
 @pytest.fixture(scope="module")
