@@ -132,11 +132,11 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         poll.register(self._status_read, select.POLLIN)
-        for descriptor, _ in poll.poll(pause_s * 1000 + 1):
-            if descriptor == self._wake_read:
-                self._on_signals(os.read(self._wake_read, 4096))
-            else:
-                self._on_status(os.read(self._status_read, 65536))
+        told = {descriptor for descriptor, _ in poll.poll(pause_s * 1000 + 1)}
+        if self._status_read in told:  # first: who ends a replica that it has seen ready ends no start
+            self._on_status(os.read(self._status_read, 65536))
+        if self._wake_read in told:
+            self._on_signals(os.read(self._wake_read, 4096))
         self._reap()
         now = time.monotonic()
         due = [timer for timer in self._timers if timer[0] <= now]

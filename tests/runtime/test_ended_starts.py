@@ -41,7 +41,7 @@ def test_a_start_that_sigterm_ends_leaves_its_report(tmp_path: Path, needs_weigh
             until(lambda: store.bytes_sent() > 1 << 20, what="a part of the download")
             until(lambda: replica.get("/health/ready").json()["phase"] == "loading", what="the load")
         else:
-            replica.wait_ready()
+            replica.wait_log("replica.start.complete")
         replica.kill("supervisor", signal.SIGTERM)
         assert replica.end() == (143 if needs_weights else 0)
     (line,) = file.read_text().splitlines()
