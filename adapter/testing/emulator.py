@@ -16,7 +16,8 @@ from urllib.parse import quote, urlsplit
 from adapter.errors import AdapterError, ConfigurationError
 from adapter.init_report import InitReport
 from adapter.testing.child import Child
-from adapter.testing.result import Result, in_band_error, is_stream, read_result
+from adapter.testing.result import Result, read_result
+from adapter.testing.stream import StreamReader, is_stream
 
 if TYPE_CHECKING:
     import http.client
@@ -173,15 +174,15 @@ class Emulator:
             if not is_stream(found):
                 yield read_result(response.status, found, response.read()).value
                 return
-            rest = b""
+            reader = StreamReader(found)
             # not line by line: `readline` takes a stream that broke off for one that has ended
             while data := response.read1():
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    item = json.loads(line)
-                    if (described := in_band_error(item)) is not None:
-                        raise AdapterError.from_dict(described)
-                    yield item
+                for record in reader.feed(data):
+                    if record.kind == "error":
+                        raise AdapterError.from_dict(record.value)
+                    if record.kind in ("item", "result"):
+                        yield record.value
+            reader.close()
 
     def cold_start(self, event: Any = None) -> InitReport:
         """Scale to zero, have a replica started, and give the report of that start.
@@ -205,11 +206,20 @@ class Emulator:
     def scale_to_zero(self) -> None:
         """End every replica, as idle ones end; returns when they are gone. What they run may finish within the grace.
 
+        Callers who wait are not sent away: the platform starts a new replica for them, which this does not wait for.
+
         Raises:
             AdapterError: They did not end in time.
         """
+        there = {replica.id for replica in self.replicas() if replica.alive}
         self._json("POST", "/scale-to-zero")
-        self._until(lambda: not any(replica.alive for replica in self.replicas()) or None, "the end of the replicas")
+        # what was started between the two was ended too
+        there |= {replica.id for replica in self.replicas() if replica.alive and replica.state == "stopping"}
+
+        def gone() -> bool | None:
+            return not any(replica.alive and replica.id in there for replica in self.replicas()) or None
+
+        self._until(gone, "the end of the replicas")
 
     def kill(self, role: str = "worker", replica: str | None = None) -> str:
         """Kill a role of a replica with SIGKILL; returns when it is gone, with the id of the replica.

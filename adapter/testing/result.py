@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from adapter.errors import AdapterError
+from adapter.testing.stream import Record, StreamReader, is_stream
 
 Start = Literal["cold", "restored", "warm"]
-NDJSON = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,10 @@ class Result:
         """
         if self.error is not None:
             raise self.error
-        return list(self.items) if is_stream(self.headers) else json.loads(self.body)
+        if not is_stream(self.headers):
+            return json.loads(self.body)
+        returned = [record.value for record in _records(self.headers, self.body) if record.kind == "result"]
+        return returned[-1] if returned else list(self.items)  # one that told of its progress may yet have returned
 
     @property
     def start(self) -> Start | None:
@@ -57,19 +60,20 @@ class Result:
         return float(self.headers.get("x-coldstart-queued-ms", 0)) / 1000
 
 
-def is_stream(headers: Mapping[str, str]) -> bool:
-    """Whether the answer is a stream of JSON lines."""
-    return headers.get("content-type", "").startswith(NDJSON)
-
-
 def read_result(status: int, headers: Mapping[str, str], body: bytes) -> Result:
     """The result that an answer carries."""
     items: list[Any] = []
     described: Mapping[str, Any] | None = None
     if is_stream(headers):
-        items = [json.loads(line) for line in body.splitlines()]
-        if items and (described := in_band_error(items[-1])) is not None:
-            items.pop()
+        try:
+            for record in _records(headers, body):
+                if described is not None:  # not the last line, so it was an item that looks like an error
+                    items.append({"error": described})
+                described = record.value if record.kind == "error" else None
+                if record.kind == "item":
+                    items.append(record.value)
+        except AdapterError as error:  # a stream that cannot be read to its end is none that succeeded
+            described = error.to_dict()
     elif status >= 400:
         described = _described(status, body)
     return Result(
@@ -78,15 +82,19 @@ def read_result(status: int, headers: Mapping[str, str], body: bytes) -> Result:
         body=body,
         items=tuple(items),
         error=AdapterError.from_dict(described) if described is not None else None,
-        error_code=str(described.get("code")) if described is not None else None,
+        error_code=str(described.get("code", AdapterError.code)) if described is not None else None,
     )
 
 
-def in_band_error(item: object) -> Mapping[str, Any] | None:
-    """What a line of a stream says of the stream's failure; None where it is an item."""
-    if isinstance(item, dict) and item.keys() == {"error"} and isinstance(item["error"], dict):
-        return item["error"] if {"code", "message", "retryable"} <= item["error"].keys() else None
-    return None
+def _records(headers: Mapping[str, str], body: bytes) -> Iterator[Record]:
+    """Every record of a whole stream.
+
+    Raises:
+        AdapterError: It broke off, or a record cannot be read.
+    """
+    reader = StreamReader(headers)
+    yield from reader.feed(body)
+    reader.close()
 
 
 def _described(status: int, body: bytes) -> Mapping[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +53,20 @@ def count(event):
     finally:
         if "ends_with" in event:
             pathlib.Path(event["ends_with"]).touch()
+
+
+@coldstart_handler
+def reports(event, context):
+    context.progress({"part": 1})
+    if event == "fails":
+        raise ValueError("half way")
+    return {"done": event}
+
+
+@coldstart_handler
+def waits(event):
+    while not pathlib.Path(event["until"]).exists():
+        time.sleep(0.005)
 
 
 def broken_load():
@@ -230,6 +246,59 @@ def test_a_stream_that_is_closed_is_a_caller_who_hangs_up(count: Emulator, tmp_p
     assert not ended.exists()
     iterator.close()
     until(ended.exists, what="the end of the handler")
+
+
+SERVER_SENT = {"Accept": "text/event-stream"}
+
+
+def test_server_sent_events_are_read_as_lines_are(count: Emulator) -> None:
+    result = count.invoke({"to": 3}, headers=SERVER_SENT)
+    assert result.headers["content-type"].startswith("text/event-stream")
+    assert (result.items, result.value, result.error) == ((0, 1, 2), [0, 1, 2], None)
+    assert list(count.stream({"to": 2}, headers=SERVER_SENT)) == [0, 1]
+
+
+def test_server_sent_events_that_fail_have_the_items_before_and_the_error(count: Emulator) -> None:
+    result = count.invoke({"to": 3, "fails_at": 2}, headers=SERVER_SENT)
+    assert (result.status, result.items, result.error_code) == (200, (0, 1), "handler.failed")
+    with pytest.raises(HandlerFailed, match="no further"):
+        _ = result.value
+    iterator = count.stream({"to": 3, "fails_at": 1}, headers=SERVER_SENT)
+    assert next(iterator) == 0
+    with pytest.raises(HandlerFailed, match="no further"):
+        next(iterator)
+
+
+def test_a_handler_that_tells_of_its_progress_has_its_value_or_its_error(emulator: StartEmulator, code: Path) -> None:
+    run = emulator("kit_handlers:reports", directory=code)
+    assert run.invoke(1, headers=SERVER_SENT).value == {"done": 1}
+    assert list(run.stream(1, headers=SERVER_SENT)) == [{"done": 1}]
+    assert run.invoke("fails", headers=SERVER_SENT).error_code == "handler.failed"
+    with pytest.raises(HandlerFailed, match="half way"):
+        list(run.stream("fails", headers=SERVER_SENT))
+
+
+def _waiting(run: Emulator) -> bool:
+    with urllib.request.urlopen(f"{run.url}/invocations") as answer:
+        return any(each["state"] == "waiting" for each in json.load(answer))
+
+
+def test_scaled_to_zero_while_a_caller_waits_the_old_replica_is_gone(
+    emulator: StartEmulator, code: Path, tmp_path: Path
+) -> None:
+    run = emulator("kit_handlers:waits", directory=code, max_replicas=1)
+    go = tmp_path / "go"
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(run.invoke, {"until": str(go)})
+        old = until(lambda: next((each.id for each in run.replicas() if each.state == "busy"), None), what="a replica")
+        waiting = pool.submit(run.invoke, {"until": str(tmp_path)})
+        until(lambda: _waiting(run), what="a caller that waits")
+        scaled = pool.submit(run.scale_to_zero)
+        until(lambda: any(each.state == "stopping" for each in run.replicas()) or None, what="the end's begin")
+        go.touch()
+        scaled.result()
+        assert not any(each.alive for each in run.replicas() if each.id == old)
+        assert first.result().status == waiting.result().status == 200
 
 
 def test_an_error_of_the_handler_is_in_the_result_and_raised_by_its_value(emulator: StartEmulator, code: Path) -> None:
