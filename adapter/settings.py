@@ -46,6 +46,8 @@ class Settings:
     """Whoever reads pays, which some buckets demand to be told with every request."""
     customer_key: Secret | None = None
     """Base64 of the key that objects in S3 were encrypted with by their owner (SSE-C)."""
+    store_name: str | None = None
+    """What the cache calls the S3 endpoint instead of its address, where one store is met at changing addresses."""
     credentials_timeout_s: float = 10.0
     """Longest search for credentials; role services of containers and instances answer within a second or two."""
     hub_token: Secret | None = None
@@ -202,6 +204,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "anonymous": _truth,
     "requester_pays": _truth,
     "customer_key": Secret,
+    "store_name": str,
     "credentials_timeout_s": _at_least(0.1),
     "hub_token": Secret,
     "hub_endpoint": _web,

@@ -22,6 +22,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         "weights": ("s3://bucket/model/", "s3://bucket/model/"),
         "anonymous": ("1", True),
         "requester_pays": ("True", True),
+        "store_name": ("the store", "the store"),
         "customer_key": ("a2V5", Secret("a2V5")),
         "credentials_timeout_s": ("2.5", 2.5),
         "hub_token": ("hf_x", Secret("hf_x")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -122,6 +123,7 @@ def replica_environment(options: EmulatorOptions, host: Path, endpoint: str | No
     if endpoint is not None:
         found = {name: value for name, value in found.items() if not name.startswith("AWS_")}
         found |= _store_environment(endpoint)
+        found["COLDSTART_STORE_NAME"] = _store_name(options)
     if options.weights.address is not None:
         found["COLDSTART_WEIGHTS"] = options.weights.address
     if found.get("COLDSTART_LOG_LEVEL") != "debug":
@@ -130,6 +132,16 @@ def replica_environment(options: EmulatorOptions, host: Path, endpoint: str | No
     found["COLDSTART_RUN_ROOT"] = str(host)
     found["COLDSTART_GRACE_S"] = f"{max(0.0, options.limits.grace_s - DRAIN_RESERVE_S):g}"
     return found | dict(options.extra)
+
+
+def _store_name(options: EmulatorOptions) -> str:
+    """The embedded store for the cache: its port is another each time, what it serves is not.
+
+    Its ETags tell a file from others and from its other versions: the directory is all that there is to say.
+    """
+    assert options.weights.directory is not None, "it serves something"
+    digest = hashlib.sha256(os.fsencode(options.weights.directory.resolve())).hexdigest()
+    return f"embedded-{digest[:16]}"
 
 
 def _store_environment(endpoint: str) -> dict[str, str]:

@@ -23,6 +23,8 @@ class Access:
     """Said on every request of S3: whoever reads pays, which some buckets demand (S-14)."""
     customer_key: Secret | None = None
     """Base64 of the key that objects in S3 were encrypted with by their owner (SSE-C), sent with every read."""
+    store_name: str | None = None
+    """What the cache calls the S3 endpoint instead of its address, where one store is met at changing addresses."""
     credentials_timeout_s: float = 10.0
     """Longest search for credentials: a metadata service that never answers must not hang a start (S-15)."""
     hub_token: Secret | None = None
@@ -36,6 +38,7 @@ class Access:
             anonymous=settings.anonymous,
             requester_pays=settings.requester_pays,
             customer_key=settings.customer_key,
+            store_name=settings.store_name,
             credentials_timeout_s=settings.credentials_timeout_s,
             hub_token=settings.hub_token,
             hub_endpoint=settings.hub_endpoint,

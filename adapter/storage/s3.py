@@ -72,7 +72,8 @@ class S3Source:
         )
         self._endpoint = f"{endpoint.hostname}:{endpoint.port}" if endpoint.port else str(endpoint.hostname)
         self._proxy = proxy_of(url)
-        self._store = f"s3:{endpoint.scheme}://{self._endpoint}{endpoint.path.rstrip('/')}/{self._bucket}"
+        named = options.name or f"{endpoint.scheme}://{self._endpoint}{endpoint.path.rstrip('/')}"
+        self._store = f"s3:{named}/{self._bucket}"
         self._every, self._reading = self._terms(url)
 
     @property

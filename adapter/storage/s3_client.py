@@ -49,6 +49,8 @@ class S3Options:
     endpoint that is not AWS, whose name server knows no buckets (S-13)."""
     endpoint_url: str | None = None
     """Wins over `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` and the AWS configuration file."""
+    name: str | None = None
+    """The endpoint's in the store's identity, instead of its address."""
     requester_pays: bool = False
     """Said with every request (S-14)."""
     customer_key: Secret | None = None

@@ -45,6 +45,7 @@ def open_source(
                 anonymous=access.anonymous,
                 requester_pays=access.requester_pays,
                 customer_key=access.customer_key,
+                name=access.store_name,
                 credentials_timeout_s=access.credentials_timeout_s,
             )
             return S3Source(address, options)

@@ -64,6 +64,33 @@ def test_weights_in_a_directory_are_streamed_for_it(tmp_path: Path) -> None:
     assert "weights: " in result.stderr
 
 
+def test_a_cache_that_is_kept_is_used_by_the_next_run_and_does_not_grow(tmp_path: Path) -> None:
+    """The embedded store is at another port then; a file that was changed is fetched anew."""
+    source = """
+        import zlib
+        from adapter import coldstart_handler
+
+        @coldstart_handler(weights="s3://elsewhere/model/")
+        def crc(weights, event):
+            return zlib.crc32(weights["t0"].numpy().tobytes())
+    """
+    write_module(tmp_path, "mine", source)
+    arguments = ("mine:crc", "--input", "null", "--weights", "model", "--cache-dir", "cache")
+    for size, origin in ((5000, "store"), (5000, "cache"), (6000, "store")):
+        if origin == "store":
+            sums = write_checkpoint(tmp_path / "model" / "model.safetensors", size, 1)
+        result = invoke(tmp_path, *arguments)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout) == sums["t0"]
+        weights = next(line for line in result.stderr.splitlines() if "weights: " in line)
+        assert ("0 B from the store" in weights, "0 B from the cache" in weights) == (
+            origin == "cache",
+            origin == "store",
+        )
+        if origin == "cache":
+            assert len(list((tmp_path / "cache").rglob("model.safetensors"))) == 1
+
+
 @pytest.mark.parametrize("source", ["file", "standard input"])
 def test_the_event_comes_from_a_file_or_from_standard_input(tmp_path: Path, source: str) -> None:
     (tmp_path / "event.json").write_text('{"to": 3}')

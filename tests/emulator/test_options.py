@@ -60,7 +60,8 @@ def test_options_that_cannot_work_are_refused_by_name(change: dict[str, object],
 def test_the_embedded_store_replaces_the_surroundings_own(tmp_path: Path) -> None:
     """Else a forgotten variable would send replicas, or their credentials, elsewhere."""
     surroundings = {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL": "http://elsewhere", "PATH": "/bin", "EDITOR": "ed"}
-    options = EmulatorOptions(target="a:b", environment=surroundings, extra={"AWS_REGION": "moon-1"})
+    weights = WeightsPlan(None, tmp_path)
+    options = EmulatorOptions(target="a:b", weights=weights, environment=surroundings, extra={"AWS_REGION": "moon-1"})
     without = replica_environment(options, tmp_path, None)
     assert without["AWS_PROFILE"] == "mine"
     embedded = replica_environment(options, tmp_path, "http://127.0.0.1:9")
@@ -75,3 +76,17 @@ def test_the_embedded_store_replaces_the_surroundings_own(tmp_path: Path) -> Non
 def test_a_cache_directory_of_the_users_own_is_kept(tmp_path: Path) -> None:
     options = EmulatorOptions(target="a:b", cache_dir=tmp_path / "mine")
     assert replica_environment(options, tmp_path / "host", None)["COLDSTART_CACHE_DIR"] == str(tmp_path / "mine")
+
+
+def test_the_cache_knows_the_embedded_store_by_what_it_serves(tmp_path: Path) -> None:
+    """Its port is another each time."""
+
+    def name(directory: Path, endpoint: str) -> str:
+        options = EmulatorOptions(target="a:b", weights=WeightsPlan("s3://models/m/", directory, "m"))
+        return replica_environment(options, tmp_path, endpoint)["COLDSTART_STORE_NAME"]
+
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    assert name(tmp_path / "m", "http://127.0.0.1:1") == name(tmp_path / "link", "http://127.0.0.1:2")
+    assert name(tmp_path / "m", "http://127.0.0.1:1") != name(tmp_path / "other", "http://127.0.0.1:1")
+    without = EmulatorOptions(target="a:b", environment={"COLDSTART_STORE_NAME": "mine"})
+    assert replica_environment(without, tmp_path, None)["COLDSTART_STORE_NAME"] == "mine"
