@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from adapter.errors import AdapterError
@@ -114,19 +117,28 @@ class InitReport:
             ValueError: The text is no such report, or of another schema version.
         """
         try:
-            value = json.loads(text)
-            version = value["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise ValueError(f"an init report of schema version {version}; {SCHEMA_VERSION} is known")
+            value = _Read(json.loads(text, parse_constant=_no_number))
+            if type(version := value.found("schema_version")) is not int or version != SCHEMA_VERSION:
+                raise ValueError(f"an init report of schema version {version!r}; {SCHEMA_VERSION} is known")
+            layers, transfer, error = value.part("layers"), value.part("transfer"), value.found("error")
             return InitReport(
-                **{name: value[name] for name in ("kind", "outcome", "handler", "total_s", "error")},
-                layers={layer: _known(Share, value["layers"][layer]) for layer in LAYERS},
-                transfer=_known(Transfer, value["transfer"]),
-                stages=tuple(_known(Stage, stage) for stage in value["stages"]),
-                critical_path=tuple(_known(Step, step) for step in value["critical_path"]),
+                kind=value.one_of("kind", get_args(Kind)),
+                outcome=value.one_of("outcome", get_args(Outcome)),
+                handler=value.text("handler") if value.found("handler") is not None else None,
+                total_s=value.number("total_s"),
+                layers={layer: _share(layers.part(layer)) for layer in LAYERS},
+                transfer=Transfer(
+                    store_bytes=transfer.count("store_bytes"),
+                    cache_bytes=transfer.count("cache_bytes"),
+                    requests=transfer.count("requests"),
+                    seconds=transfer.number("seconds"),
+                ),
+                stages=tuple(_read_stage(stage) for stage in value.parts("stages")),
+                critical_path=tuple(_read_step(step) for step in value.parts("critical_path")),
+                error=_read_error(value.part("error")) if error is not None else None,
             )
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not an init report: {type(error).__name__}: {error}") from None
+        except RecursionError:
+            raise ValueError("not an init report: nested too deeply") from None
 
 
 def init_report(
@@ -282,11 +294,91 @@ def _step(piece: _Piece, begin: int) -> Step:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 6) if math.isfinite(value) else None  # JSON has no other numbers
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _known(kind: type[Any], value: Mapping[str, Any]) -> Any:
-    return kind(**{name: value[name] for name in kind.__dataclass_fields__ if name in value})
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An object of a report from outside; each getter raises ValueError, with the place, where the schema is broken."""
+
+    value: Any
+    place: str = "it"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, dict):
+            raise ValueError(f"not an init report: {self.place} is no object")
+
+    def found(self, name: str) -> Any:
+        if name not in self.value:
+            raise ValueError(f"not an init report: {self.place} has no {name}")
+        return self.value[name]
+
+    def checked(self, name: str, right: Callable[[Any], bool], what: str) -> Any:
+        if not right(value := self.found(name)):
+            raise ValueError(f"not an init report: {self._at(name)} is no {what}: {str(value)[:80]!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self.checked(name, lambda value: isinstance(value, str), "text"))
+
+    def flag(self, name: str) -> bool:
+        return bool(self.checked(name, lambda value: isinstance(value, bool), "true or false"))
+
+    def number(self, name: str, least: float = 0.0, most: float = sys.float_info.max) -> float:
+        found: float = self.checked(name, lambda value: _is_number(value) and least <= value <= most, "such number")
+        return found
+
+    def count(self, name: str) -> int:
+        return int(self.checked(name, lambda value: _is_number(value) and value >= 0 and value % 1 == 0, "count"))
+
+    def one_of(self, name: str, choices: tuple[Any, ...]) -> Any:
+        return self.checked(name, lambda value: isinstance(value, str) and value in choices, f"one of {choices}")
+
+    def part(self, name: str) -> _Read:
+        return _Read(self.found(name), self._at(name))
+
+    def parts(self, name: str) -> list[_Read]:
+        items = self.checked(name, lambda value: isinstance(value, list), "list")
+        return [_Read(item, f"{self._at(name)}[{number}]") for number, item in enumerate(items)]
+
+    def _at(self, name: str) -> str:
+        return name if self.place == "it" else f"{self.place}.{name}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"not an init report: {text} is no number of JSON")
+
+
+def _share(share: _Read) -> Share:
+    return Share(share.number("seconds"), share.number("percent", most=100.001))
+
+
+def _read_stage(stage: _Read) -> Stage:
+    start_s, stop_s = (stage.number(name, -sys.float_info.max) for name in ("start_s", "stop_s"))
+    fields = stage.part("fields")
+    for name in fields.value:
+        fields.checked(name, lambda value: isinstance(value, (str, bool, NoneType)) or _is_number(value), "plain value")
+    lane = stage.one_of("lane", get_args(Lane))
+    return Stage(stage.text("name"), stage.text("role"), lane, start_s, stop_s, stage.flag("critical"), fields.value)
+
+
+def _read_step(step: _Read) -> Step:
+    start_s, stop_s = (step.number(name, -sys.float_info.max) for name in ("start_s", "stop_s"))
+    return Step(step.text("name"), step.text("role"), start_s, stop_s)
+
+
+def _read_error(error: _Read) -> Mapping[str, Any]:
+    for name in ("code", "type", "message"):
+        error.text(name)
+    error.flag("retryable")
+    error.checked("exit_code", lambda value: _is_number(value) and value % 1 == 0, "whole number")
+    if "fields" in error.value:
+        error.part("fields")
+    return dict(error.value)

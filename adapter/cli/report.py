@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from adapter.cli import Subparsers
@@ -60,6 +61,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         ConfigurationError: There is no report at a source, or a file cannot be written; the message says which.
     """
+    _check_places(arguments.sources, [place for place in (arguments.html, arguments.trace) if place])
     reports, names = _read_all(arguments.sources, every=arguments.all)
     if arguments.html:
         from adapter.report.html import html_page
@@ -90,13 +92,37 @@ def _read_all(sources: Sequence[str], *, every: bool) -> tuple[list[InitReport],
     return reports, names if len(reports) > 1 else []
 
 
+def _check_places(sources: Sequence[str], places: Sequence[str]) -> None:
+    """Refuse to write over a source, or two pictures into one file.
+
+    Raises:
+        ConfigurationError: That is what was asked for.
+    """
+    taken = {_identity(source): source for source in sources if source != "-" and "://" not in source}
+    for place in places:
+        identity = _identity(place)
+        if identity in taken:
+            raise ConfigurationError(f"{place} would be written over {taken[identity]}: name another file", path=place)
+        taken[identity] = place
+
+
+def _identity(place: str) -> object:
+    """What two names of one file have in common."""
+    try:
+        found = os.stat(place)
+    except (OSError, ValueError):  # not there yet
+        return os.path.realpath(place) if place != "-" else place
+    return (found.st_dev, found.st_ino)
+
+
 def _write(place: str, text: str) -> None:
     """Write a picture, and say where it is; `-` is standard output."""
+    data = text.encode("utf-8", "backslashreplace")  # names of files may hold what is no text
     if place == "-":
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(data)
         return
     try:
-        Path(place).write_text(text, encoding="utf-8")
+        Path(place).write_bytes(data)
     except OSError as error:
         raise ConfigurationError(f"cannot write {place}: {error.strerror}", path=place) from None
     print(f"coldstart: written: {place}", file=sys.stderr)
@@ -115,11 +141,34 @@ def read_reports(source: str) -> tuple[InitReport, ...]:
             data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         if source != "-" and _is_timeline(data):
             return (init_report(read_spans(Path(source))),)
-        if found := tuple(InitReport.from_json(line) for line in data.splitlines() if line.strip()):
-            return found
-        raise ValueError("it is empty")
+        return _parsed(data)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no init report at {source}: {error}", source=source) from None
+
+
+def _parsed(data: bytes) -> tuple[InitReport, ...]:
+    """The reports in a text: one a line, or one after the other over any number of lines each."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    if not lines:
+        raise ValueError("it is empty")
+    try:
+        json.loads(lines[0])
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:  # the first line is not all of the first report
+        return tuple(InitReport.from_json(text) for text in _values(data.decode(errors="replace")))
+    return tuple(InitReport.from_json(line) for line in lines)
+
+
+def _values(text: str) -> Iterator[str]:
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text) and (at := len(text) - len(text[at:].lstrip())) < len(text):
+        start = at
+        try:
+            _, at = decoder.raw_decode(text, start)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        yield text[start:at]
 
 
 def _show(report: InitReport, width: int, *, first: bool) -> None:
@@ -143,7 +192,7 @@ def _fetch(address: str) -> bytes:
 def _is_timeline(data: bytes) -> bool:
     try:
         value = json.loads(data.partition(b"\n")[0])
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "start_ns" in value
 

@@ -120,6 +120,60 @@ def test_what_is_no_report_ends_with_one_line_and_the_code_of_the_class(
     assert said in lines[0]
 
 
+def test_reports_over_several_lines_are_read(timeline: Path) -> None:
+    report = json.loads(init_report(read_spans(timeline), handler="a:first").to_json())
+    text = json.dumps(report, indent=2) + "\n" + json.dumps(report | {"handler": "a:last"}, indent=2) + "\n\n"
+    result = coldstart("report", "-", "--all", "--json", stdin=text.encode())
+    assert [json.loads(line)["handler"] for line in result.stdout.splitlines()] == ["a:first", "a:last"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"outcome": "unknown"}, {"error": "none"}, {"stages": [None]}, {"total_s": "2"}, {"total_s": None}]
+)
+def test_a_report_with_values_of_other_types_is_none(timeline: Path, change: dict[str, object]) -> None:
+    report = json.loads(init_report(read_spans(timeline)).to_json())
+    result = coldstart("report", "-", stdin=json.dumps(report | change).encode())
+    assert result.returncode == 10
+    assert result.stderr.startswith(b"coldstart: configuration: no init report at -: not an init report: ")
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_json_nested_without_end_is_no_report() -> None:
+    result = coldstart("report", "-", stdin=b"[" * 200_000)
+    assert result.returncode == 10
+    assert result.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--html", "{same}"],
+        ["--trace", "{link}"],
+        ["--html", "new", "--trace", "./new"],
+        ["--html", "a", "--trace", "a"],
+    ],
+)
+def test_no_picture_is_written_over_a_source_or_another(timeline: Path, tmp_path: Path, flags: list[str]) -> None:
+    link = tmp_path / "link"
+    link.hardlink_to(timeline)
+    before = timeline.read_bytes()
+    given = [flag.format(same=timeline, link=link) for flag in flags]
+    result = coldstart("report", str(timeline), *given)
+    assert result.returncode == 10
+    assert b"would be written over" in result.stderr
+    assert timeline.read_bytes() == before
+    assert not Path("new").exists()
+    assert not Path("a").exists()
+
+
+def test_a_name_that_is_no_text_does_not_stop_a_page(timeline: Path, tmp_path: Path) -> None:
+    report = json.loads(init_report(read_spans(timeline)).to_json()) | {"handler": "a:\udc80"}
+    source = tmp_path / "report.json"
+    source.write_text(json.dumps(report))
+    assert coldstart("report", str(source), "--html", str(tmp_path / "page")).returncode == 0
+    assert "udc80" in (tmp_path / "page").read_text()
+
+
 @pytest.mark.parametrize("source", ["/nowhere/report.json", "/tmp", "http://127.0.0.1:{port}", "http://[x"])
 def test_a_source_that_cannot_be_read_says_so(source: str) -> None:
     result = coldstart("report", source.format(port=free_port()))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,59 @@ def test_a_report_of_a_later_version_with_more_fields_is_read() -> None:
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         InitReport.from_json(text)
+
+
+def _with(place: str, given: object) -> str:
+    """A report with something else in one place."""
+    error = LoadError("load raised KeyError: 'x'", error_type="KeyError")
+    report = json.loads(init_report(cold_start(), error=error).to_json())
+    *way, last = [int(word) if word.isdigit() else word for word in place.split(".")]
+    at = report
+    for word in way:
+        at = at[word]
+    at[last] = given
+    return json.dumps(report)
+
+
+PLACES = [
+    *("kind", "outcome", "total_s", "layers", "layers.model", "layers.model.seconds", "layers.model.percent"),
+    *("transfer", "transfer.requests", "transfer.store_bytes", "transfer.seconds", "stages", "stages.0"),
+    *("stages.0.name", "stages.0.role", "stages.0.lane", "stages.0.start_s", "stages.0.critical", "stages.0.fields"),
+    *("critical_path", "critical_path.0", "critical_path.0.name", "critical_path.0.stop_s", "schema_version"),
+    *("error.code", "error.message", "error.retryable", "error.exit_code", "error.fields"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("given", [None, "1", "unknown", [1], {"a": 1}, [None], math.nan, math.inf, -1, 10**400])
+def test_what_the_schema_does_not_allow_is_refused_and_placed(place: str, given: object) -> None:
+    right = isinstance(given, str) and place.endswith(("name", "role", "error.code", "message"))
+    right |= given == {"a": 1} and place.endswith(".fields")
+    right |= given == -1 and place.endswith(("start_s", "stop_s", "exit_code"))
+    if right:
+        InitReport.from_json(_with(place, given))
+        return
+    with pytest.raises(ValueError, match=r".+"):
+        InitReport.from_json(_with(place, given))
+
+
+@pytest.mark.parametrize(
+    ("place", "given"),
+    [("error", []), ("error", {}), ("handler", 1), ("schema_version", True), ("stages.0.fields.x", [])],
+)
+def test_further_values_of_other_types_are_refused(place: str, given: object) -> None:
+    with pytest.raises(ValueError, match=r"init report"):
+        InitReport.from_json(_with(place, given))
+
+
+def test_numbers_that_json_has_not_are_none_in_a_report() -> None:
+    report = init_report([span("worker", "model.load", 0, 5, loss=math.nan, most=math.inf)])
+    assert InitReport.from_json(report.to_json()).stages[0].fields == {"loss": None, "most": None}
+
+
+def test_a_report_nested_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="too deeply"):
+        InitReport.from_json("[" * 200_000)
 
 
 def test_a_report_is_made_from_what_processes_left_in_the_file(tmp_path: Path) -> None:
