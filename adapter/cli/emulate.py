@@ -29,6 +29,14 @@ def add_parser(subparsers: Subparsers) -> None:
     add_platform_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port, 0 for any (default: %(default)s)")
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a name that callers may use for it, beside localhost, the --host, and addresses in digits; may be "
+        "repeated. Else a web page could reach it under a name of its own",
+    )
     parser.add_argument("--idle-s", type=float, default=60.0, help="end a replica idle for this long (%(default)g)")
     parser.add_argument("--max-replicas", type=int, default=3, help="replicas at a time (default: %(default)s)")
     parser.set_defaults(run=run)
@@ -85,8 +93,10 @@ def options_from(arguments: argparse.Namespace) -> EmulatorOptions:
 def run(arguments: argparse.Namespace) -> int:
     """Emulate until SIGINT or SIGTERM; the exit code."""
     options = options_from(arguments)
+    from adapter.emulator.guard import host_names
     from adapter.emulator.server import listen, serve
 
+    names = (*host_names(arguments.allow_host), *([arguments.host] if arguments.host else []))
     listener = listen(arguments.host, arguments.port)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -97,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(json.dumps({"emulator": url}), flush=True)
 
-    serve(options, listener, on_listening)
+    serve(options, listener, on_listening, names)
     return 0
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -43,12 +43,12 @@ _STATUS: dict[type[AdapterError], int] = {EventTooLarge: 413, InvalidEvent: 400,
 """Anything else means that no replica could be had: 503, as a platform answers."""
 
 
-def emulator_app(emulator: Emulator, *, loopback: bool = True, more: Sequence[BaseRoute] = ()) -> Starlette:
+def emulator_app(emulator: Emulator, *, names: Collection[str] = (), more: Sequence[BaseRoute] = ()) -> Starlette:
     """The ASGI application over an emulator.
 
     Args:
         emulator: The platform.
-        loopback: Whether it listens on this machine only; then no other host name is answered.
+        names: What it may be called, beside `localhost` and addresses in digits: a request to another is refused.
         more: Further routes, which come before ours.
     """
     routes = _Routes(emulator)
@@ -67,7 +67,7 @@ def emulator_app(emulator: Emulator, *, loopback: bool = True, more: Sequence[Ba
             Route("/events", routes.events),
             Route("/health", routes.health),
         ],
-        middleware=[Middleware(Guard, loopback=loopback)],
+        middleware=[Middleware(Guard, names=names)],
     )
 
 

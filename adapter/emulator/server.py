@@ -6,37 +6,42 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from adapter.emulator.app import emulator_app
 from adapter.emulator.dashboard import routes
 from adapter.emulator.emulator import Emulator
+from adapter.emulator.guard import host_names
 from adapter.emulator.options import EmulatorOptions
 from adapter.errors import ConfigurationError
 from adapter.logs import Log
 from adapter.platforms.http_server import CLOSING_S, Server
 
 
-def serve(options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None]) -> None:
+def serve(
+    options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None], names: Collection[str] = ()
+) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends replicas at once.
 
     Args:
         options: What to emulate.
         listener: A socket that listens.
         on_listening: Called when callers can get in.
+        names: What it may be called, beside `localhost` and addresses in digits.
 
     Raises:
         ConfigurationError: The options make no sense, or the embedded store does not come up.
     """
-    asyncio.run(_serve(options, listener, on_listening))
+    asyncio.run(_serve(options, listener, on_listening, host_names(names)))
 
 
-async def _serve(options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None]) -> None:
+async def _serve(
+    options: EmulatorOptions, listener: socket.socket, on_listening: Callable[[], None], names: Collection[str]
+) -> None:
     signals = _Signals()
     async with Emulator(options, Log("emulator")) as emulator:
         signals.hurry = emulator.hurry
-        loopback = listener.getsockname()[0] in ("127.0.0.1", "::1")
-        app = emulator_app(emulator, loopback=loopback, more=routes(emulator))
+        app = emulator_app(emulator, names=names, more=routes(emulator))
         server = Server(app, on_listening)
         serving = asyncio.create_task(server.serve_on(listener))
         ending = asyncio.create_task(signals.told.wait())

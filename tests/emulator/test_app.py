@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from adapter.emulator.guard import host_names
+from adapter.errors import ConfigurationError
 from tests.support.emulators import RunningEmulator, running_emulator
 from tests.support.replicas import until, write_module
 
@@ -127,6 +129,34 @@ def test_pages_of_others_can_change_nothing(
     counting: RunningEmulator, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     assert counting.client.request(method, path, headers=headers).status_code == status
+
+
+def test_wherever_it_listens_it_answers_only_to_addresses_and_names_that_were_given(tmp_path: Path) -> None:
+    """A page whose name was made to mean this machine names itself as origin and host alike (DNS rebinding)."""
+    arguments = ("--host", "0.0.0.0", "--allow-host", "emulator", "--allow-host", "Dev.Example")
+    with running_emulator("handlers.echo:echo", tmp_path, *arguments) as emulator:
+        for host, status in {
+            "evil.example:80": 403,
+            "localhost.evil.example": 403,
+            "dev.example.evil.example": 403,
+            "": 403,
+            "localhost:80": 200,
+            "127.0.0.1": 200,
+            "192.168.7.7:8787": 200,
+            "[fd00::1]:8787": 200,
+            "emulator:8787": 200,
+            "dev.example": 200,
+        }.items():
+            assert emulator.client.get("/health", headers={"Host": host}).status_code == status, host
+        rebound = {"Host": "evil.example:80", "Origin": "http://evil.example:80", "Content-Type": "text/plain"}
+        assert emulator.client.post("/invoke", content="{}", headers=rebound).status_code == 403
+        assert emulator.get("/invocations") == []
+
+
+@pytest.mark.parametrize("name", ["", "*", "a:80", "http://a", "a/b"])
+def test_what_is_no_name_of_a_host_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="--allow-host"):
+        host_names([name])
 
 
 def test_its_own_page_may_ask(counting: RunningEmulator) -> None:
