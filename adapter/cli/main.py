@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except AdapterError as error:
-        print(f"coldstart: {error.code}: {error.message}", file=sys.stderr)
+        from adapter.cli.plain_text import printable_lines
+
+        print(f"coldstart: {error.code}: {printable_lines(error.message)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

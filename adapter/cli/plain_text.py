@@ -32,6 +32,13 @@ def printable(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
+def printable_lines(text: str) -> str:
+    """A text of several lines from outside; what a terminal would obey is written out, line ends and tabs are kept."""
+    return "".join(
+        found if found.isprintable() or found in "\n\t" else found.encode("unicode_escape").decode() for found in text
+    )
+
+
 def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> list[str]:
     """Rows of equally many cells as lines, columns aligned.
 

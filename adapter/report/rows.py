@@ -115,6 +115,13 @@ def moved(report: InitReport) -> str:
     return f"{weights}, {si(transfer.cache_bytes)}B from the cache"
 
 
+def harmless(text: str) -> str:
+    """A text from outside with nothing in it that a terminal would obey: such characters are written out."""
+    if text.isprintable():
+        return text
+    return "".join(found if found.isprintable() else found.encode("unicode_escape").decode() for found in text)
+
+
 def si(value: float) -> str:
     """A number with three digits and its decimal prefix: `90.9 M`."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

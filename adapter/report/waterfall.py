@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapter.init_report import LAYERS, InitReport, layer_of
-from adapter.report.rows import Row, ending, moved, rows, title
+from adapter.report.rows import Row, ending, harmless, moved, rows, title
 
 Style = Literal["plain", "title", "dim", "infrastructure", "framework", "model", "error"]
 _SECONDS_HEAD = "   seconds  on path  "
@@ -15,10 +15,13 @@ _SECONDS_HEAD = "   seconds  on path  "
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text in one style; a line is a sequence of pieces."""
+    """Text in one style; a line is a sequence of pieces. Nothing in it reaches a terminal as a command."""
 
     text: str
     style: Style = "plain"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", harmless(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,14 @@ def waterfall(report: InitReport, *, width: int = 100, glyphs: Glyphs | None = N
         glyphs: What to draw with.
     """
     found = rows(report)
-    names = max((len(row.label) + 2 for row in found), default=10)
-    facts = min(32, max((len(row.facts) for row in found), default=0))
+    names = max((len(harmless(row.label)) + 2 for row in found), default=10)
+    facts = min(32, max((len(harmless(row.facts)) for row in found), default=0))
     bars = max(20, width - names - facts - len(_SECONDS_HEAD) - 4)
     canvas = _Canvas(names, bars, report.total_s, glyphs or Glyphs())
     lines: list[tuple[Piece, ...]] = [(Piece(f"{title(report)}: {ending(report)}", "title"),)]
     if report.error:
-        lines.append((Piece(f"{report.error.get('code')}: {report.error.get('message')}", "error"),))
+        said = f"{report.error.get('code')}: {report.error.get('message')}"
+        lines += [(Piece(line, "error"),) for line in said.split("\n")]
     lines += [(Piece(text),) for text in _shares(report)]
     lines += [(), (Piece(_ruler(canvas), "dim"),)]
     role = ""
@@ -98,7 +102,7 @@ def _line(row: Row, canvas: _Canvas) -> tuple[Piece, ...]:
     seconds = f"{row.seconds:10.3f}" if row.seconds else "      mark"
     critical = f"{row.path_s:8.3f}*" if row.path else " " * 9
     return (
-        Piece(f"  {row.label}".ljust(canvas.names) + seconds + critical + "  "),
+        Piece(f"  {harmless(row.label)}".ljust(canvas.names) + seconds + critical + "  "),
         Piece(_bar(row, canvas), style),
         Piece(f"  {row.facts}", "dim"),
     )

@@ -188,6 +188,13 @@ def test_a_wrong_path_of_a_replica_says_so(replica: str) -> None:
     assert b"/other answered 404 Not Found" in result.stderr
 
 
+def test_an_error_is_not_obeyed_by_a_terminal() -> None:
+    result = coldstart("report", "/nowhere/\x1b[2J\x9b31m")
+    assert result.returncode == 10
+    assert r"\x1b[2J\x9b31m" in result.stderr.decode()
+    assert result.stderr.decode().removesuffix("\n").isprintable()
+
+
 def test_a_terminal_gets_colours(timeline: Path) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(

@@ -92,6 +92,17 @@ def test_an_error_is_shown() -> None:
     assert lines[1] == "storage.not_found: no bucket `models`"
 
 
+def test_nothing_in_a_report_is_obeyed_by_a_terminal() -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\r\x9b\u202e"
+    spans = [span("worker" + evil, "stage" + evil, 0, 100), span("worker", "model.load", 0, 90)]
+    spans[1] = replace(spans[1], fields={"error": evil})
+    failed = init_report(spans, handler="a:b" + evil, error=ObjectNotFound(f"first{evil}\nsecond{evil}"))
+    text = plain(waterfall(failed))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count(r"\x1b[2J") >= 5
+    assert r"second\x1b]0;title" in text.splitlines()[2]
+
+
 def test_an_empty_report_can_be_shown() -> None:
     assert plain(waterfall(init_report([]))).startswith("cold start: not ready yet after 0.000 s\n")
 
