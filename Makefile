@@ -16,7 +16,7 @@ help:
 	@echo 'make test    the test suite'
 	@echo 'make check   format, lint, types, layers'
 	@echo 'make format  write the format and the fixes that lint can make'
-	@echo 'make bench   measured starts'
+	@echo 'make bench   measured starts, and streams beside other ways to bring a checkpoint'
 	@echo 'make fuzz    attack the parsers for FUZZ_SECONDS (60) each'
 	@echo 'make clean   remove what was made here, the virtual environment too'
 
@@ -45,6 +45,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/stream.py
 
 fuzz: $(READY)
 	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS)

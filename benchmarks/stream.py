@@ -80,7 +80,7 @@ def main() -> int:
         bench = Bench(write_checkpoint(work / "store", arguments.gigabytes), work, build_floor(work), make_venv())
         with running_nginx(bench.checkpoint.root, made(work / "nginx"), BUCKET, max(2, os.cpu_count() or 2)) as nginx:
             for scene in [each for each in ("http", "tls") if each in scenes]:
-                run_scene(bench, nginx, scene, contenders, arguments.rounds, figures)
+                figures[scene] = run_scene(bench, nginx, scene, contenders, arguments.rounds)
         size = bench.checkpoint.size_bytes
     if "shaped" in scenes:
         figures["shaped"] = run_shaped(arguments.rounds)
@@ -103,11 +103,13 @@ def main() -> int:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-def run_scene(bench: Bench, nginx: Nginx, scene: str, contenders: Sequence[str], rounds: int, figures: Figures) -> None:
+def run_scene(
+    bench: Bench, nginx: Nginx, scene: str, contenders: Sequence[str], rounds: int
+) -> dict[str, list[dict[str, float]]]:
     """Rounds of all contenders; one that fails is told and left out."""
     endpoint = f"https://localhost:{nginx.tls_port}" if scene == "tls" else f"http://127.0.0.1:{nginx.plain_port}"
     checkpoint = bench.checkpoint
-    found = figures.setdefault(scene, {})
+    found: dict[str, list[dict[str, float]]] = {}
     # TLS has no floor: what it costs is the library's choice of ciphers and not a matter of streaming
     taking_part = [name for name in contenders if name != "floor" or scene == "http"]
     allocation = faster_allocation(bench, nginx) if "floor" in taking_part else ""
@@ -132,6 +134,7 @@ def run_scene(bench: Bench, nginx: Nginx, scene: str, contenders: Sequence[str],
                 taking_part.remove(name)
             finally:
                 shutil.rmtree(target)
+    return found
 
 
 def floor_command(bench: Bench, nginx: Nginx, allocation: str, target: Path) -> list[str]:
