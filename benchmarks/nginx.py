@@ -87,16 +87,16 @@ class Nginx:
 _asked: dict[int, int] = {}
 
 
-def install() -> str:
+def find_nginx() -> str:
     """Path of nginx; installed with apt where it is missing and this is root."""
     if shutil.which("nginx", path=_PATH) is None:
         if os.geteuid() or shutil.which("apt-get") is None:
             sys.exit("nginx is needed (Debian, Ubuntu: apt-get install nginx-light)")
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        # the run level of repairs: its service, which wants port 80, is not started
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         subprocess.run(["apt-get", "update", "-qq"], check=True, env=environment)
-        # without its service: the port 80 may be somebody else's
-        policy = ["-o", "Dpkg::Options::=--force-confdef", "-y", "-qq", "nginx-light"]
-        subprocess.run(["apt-get", "install", *policy], check=True, env=environment, stdout=subprocess.DEVNULL)
+        install = ["apt-get", "install", "-y", "-qq", "nginx-light"]
+        subprocess.run(install, check=True, env=environment, stdout=subprocess.DEVNULL)
     found = shutil.which("nginx", path=_PATH)
     assert found is not None
     return found
@@ -115,7 +115,7 @@ def running_nginx(root: Path, work: Path, bucket: str, workers: int) -> Iterator
         bucket: Its one bucket; all objects that are there now are in the listing.
         workers: Processes.
     """
-    binary = install()
+    binary = find_nginx()
     certificate = _make_certificate(work)
     (root / f"{bucket}.xml").write_text(_listing(root / bucket, bucket))
     plain, tls = _free_port(), _free_port()
