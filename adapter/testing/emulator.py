@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,9 @@ class StartEmulator(Protocol):
         ...
 
 
+_RUNNING: weakref.WeakSet[Emulator] = weakref.WeakSet()
+
+
 class Emulator:
     """A running platform for one handler, without replicas at first; use it in a `with` block. Thread-safe.
 
@@ -110,6 +114,7 @@ class Emulator:
     """
 
     def __init__(self, target: str, **options: Unpack[Options]) -> None:
+        self.target: str = target
         self._grace_s = options.get("grace_s", GRACE_S)
         self._seen: dict[int, tuple[str, InitReport]] = {}
         self._child: Child | None = None
@@ -119,6 +124,7 @@ class Emulator:
                 raise ConfigurationError(f"the directory {directory} is not there", path=str(directory))
             self._child = Child(["emulate", target, *_flags(options)], directory)
             self._url = self._child.wait_for(self._announced, "its port was open", LISTEN_LIMIT_S)
+            _RUNNING.add(self)
         except BaseException:
             self.close()
             raise
@@ -262,6 +268,7 @@ class Emulator:
 
     def close(self) -> None:
         """End it and everything that it started; nothing where that is done."""
+        _RUNNING.discard(self)
         if self._child is not None:
             self._child.end(self._grace_s + STATE_LIMIT_S)
 
@@ -341,7 +348,15 @@ class Emulator:
         return found
 
 
+def running() -> list[Emulator]:
+    """The platforms of this process that were started and not closed."""
+    return list(_RUNNING)
+
+
 def _flags(options: Options) -> list[str]:
+    if unknown := sorted(options.keys() - Options.__annotations__.keys()):
+        known = ", ".join(Options.__annotations__)
+        raise ConfigurationError(f"no such option: {', '.join(unknown)}; there are {known}", options=", ".join(unknown))
     given: dict[str, Any] = {"idle_s": IDLE_S, "grace_s": GRACE_S, "port": 0, **options}
     given = {name: value for name, value in given.items() if value is not None and name != "directory"}
     flags = [word for name, value in given.pop("env", {}).items() for word in ("--env", f"{name}={value}")]

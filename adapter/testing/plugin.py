@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `emulator`.
+"""The pytest plugin: the fixture `emulator`, and the logs of platforms that several tests share.
 
 pytest loads it wherever this package is installed, so it loads next to nothing itself.
 """
@@ -7,12 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Unpack
+import weakref
+from collections.abc import Generator, Iterator
+from typing import Any, Unpack
 
 import pytest
 
-from adapter.testing.emulator import Emulator, Options, StartEmulator
+from adapter.errors import AdapterError
+from adapter.testing.emulator import Emulator, Options, StartEmulator, running
+
+_SHOWN_LINES = 200
+"""Of a shared platform's log, the last: it may have run for many tests before the one that failed."""
+_OWN: weakref.WeakSet[Emulator] = weakref.WeakSet()
+"""Platforms of one test alone, whose logs are shown when the fixture ends them."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, None]:
+    """Show with a test that fails what the platforms have said that outlive it."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()
+    if not report.failed:
+        return
+    for run in running():
+        if run in _OWN:
+            continue
+        with contextlib.suppress(AdapterError):  # it hangs, or has ended: the test's own error says more
+            said = run.log.splitlines(keepends=True)
+            left_out = f"… {len(said) - _SHOWN_LINES} earlier lines\n" if len(said) > _SHOWN_LINES else ""
+            report.sections.append((f"coldstart emulate {run.target}", left_out + "".join(said[-_SHOWN_LINES:])))
 
 
 @pytest.fixture
@@ -25,6 +48,7 @@ def emulator() -> Iterator[StartEmulator]:
 
         def start(target: str, **options: Unpack[Options]) -> Emulator:
             run = Emulator(target, **options)
+            _OWN.add(run)
             started.callback(_end, run, target)
             return run
 

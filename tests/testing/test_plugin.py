@@ -86,3 +86,42 @@ def test_a_test_that_fails_shows_what_was_said_and_leaves_nothing(tmp_path: Path
     pids = json.loads((tmp_path / "pids").read_text())
     assert len(pids) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_a_test_that_fails_shows_what_a_platform_of_several_tests_has_said(tmp_path: Path) -> None:
+    write_module(
+        tmp_path,
+        "said_handler",
+        """
+        import sys
+        from adapter import coldstart_handler
+
+        @coldstart_handler
+        def say(event):
+            print(event * 2, file=sys.stderr)
+        """,
+    )
+    write_module(
+        tmp_path,
+        "test_shared",
+        """
+        import pytest
+        from adapter.testing import Emulator
+
+        @pytest.fixture(scope="module")
+        def run():
+            with Emulator("said_handler:say") as run:
+                yield run
+
+        def test_passes(run):
+            assert run.invoke("good").status == 200
+
+        def test_fails(run):
+            assert run.invoke("bad").status == 500
+        """,
+    )
+    done = run_pytest(tmp_path)
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    assert done.stdout.count("- coldstart emulate said_handler:say -") == 1
+    assert "badbad" in done.stdout
