@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -345,13 +344,6 @@ def test_what_is_not_there_is_refused_at_once(emulator: StartEmulator, code: Pat
         emulator("kit_handlers:configured", directory=code, weights=tmp_path / "nothing")
     with pytest.raises(ConfigurationError, match="nowhere is not there"):
         emulator("kit_handlers:echo", directory=tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("option", ["max_replica", "idle", "port", "target"])
-def test_an_option_that_is_none_is_refused(code: Path, option: str) -> None:
-    given: dict[str, Any] = {"directory": code, option: 1}
-    with pytest.raises((ConfigurationError, TypeError), match=rf"no such option: {option}; there are weights|multiple"):
-        Emulator("kit_handlers:echo", **given)
 
 
 def test_handlers_are_found_where_the_tests_find_modules(
