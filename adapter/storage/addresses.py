@@ -13,27 +13,34 @@ _LOCAL = ("file", "memory")
 _USER = re.compile(r"//[^/]*@")
 _USER_WITH_PASSWORD = re.compile(r"//[^/@]*:[^/]*@")
 """`hf://model@revision` has the same sign for something else."""
+_BROKEN_PASSWORD = re.compile(r"//(?!arn:)[^/@\[]*:(?!\d+/)[^/@]*/[^@]*@")
+"""A password with a slash in it, which ends the host's part too early: keys of AWS have such. A port is none, nor an
+access point's name (`s3://arn:aws:s3:…`)."""
+_SIGNED = re.compile(
+    r"\?(?:[^/]*&)?(?:X-Amz-[\w-]+|AWSAccessKeyId|Signature|sig|\w*token|\w*secret\w*)=.*", re.IGNORECASE | re.DOTALL
+)
 
 
 def shown_address(address: str) -> str:
     """The address without anything secret, which names the same place: for messages, logs, records and cache keys.
 
     User names and passwords are left out, and the whole query of web addresses: it may be a signature or a token, and
-    signing anew gives another query for the same object.
+    signing anew gives another query for the same object. Of `s3://` addresses a query goes that looks like one.
     """
     scheme, separator, rest = address.partition("://")
     scheme = scheme.lower()
     if not separator or scheme in _LOCAL:
         return address
+    address = _BROKEN_PASSWORD.sub("//", address, count=1)
     if scheme == "hf":
         return _USER_WITH_PASSWORD.sub("//", address, count=1)
     if scheme == "s3":
-        return _USER.sub("//", address, count=1)
+        return _SIGNED.sub("", _USER.sub("//", address, count=1))
     try:
         parts = urlsplit(address)
     except ValueError:
         return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}/"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ def parse_s3(address: str) -> S3Address:
     bucket, _, path = address.removeprefix("s3://").partition("/")
     if not address.startswith("s3://") or not bucket:
         raise ConfigurationError(f"{shown!r} names no bucket; use s3://bucket/prefix/", address=shown)
-    if "@" in bucket:
+    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):  # the rest of a key with a slash in it
         message = f"{shown!r}: keys do not belong into an address; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise ConfigurationError(message, address=shown)
     path, options = _split_options(path)

@@ -14,7 +14,7 @@ from adapter.emulator import panels
 from adapter.emulator.app import emulator_app
 from adapter.emulator.dashboard import assets, routes
 from adapter.emulator.emulator import Emulator
-from adapter.emulator.options import EmulatorOptions
+from adapter.emulator.options import EmulatorOptions, plan_weights
 from adapter.errors import HandlerFailed
 from adapter.init_report import InitReport, init_report
 from adapter.timeline import Span
@@ -262,3 +262,14 @@ def test_whatever_users_name_is_text() -> None:
     with TestClient(emulator_app(emulator, more=routes(emulator)), base_url="http://127.0.0.1:1") as client:
         assert Document(client.get("/").text).tags.count("script") == 1
         assert Document(client.get("/reports/1.html").text).tags.count("script") == 0
+
+
+@pytest.mark.parametrize("given", ["s3://KEY:SEC/RET@bucket/m/", "https://me:SECRET@host/m?sig=SECRET"])
+def test_the_address_of_weights_is_shown_without_what_is_secret_in_it(given: str) -> None:
+    emulator = Emulator(EmulatorOptions(target="handlers.echo:echo", weights=plan_weights(given)))
+    assert "SEC" not in str(emulator.snapshot())
+    with TestClient(emulator_app(emulator, more=routes(emulator)), base_url="http://127.0.0.1:1") as client:
+        emulator.hub.close()
+        for path in ("/", "/events", "/panels?only=summary,replicas,starts,invocations"):
+            assert "SEC" not in client.get(path).text
+        assert "bucket/m/" in client.get("/").text or "host/m" in client.get("/").text
