@@ -93,7 +93,7 @@ class Emulator:
                 self.store = EmbeddedStore(self.options, self._host.path)
                 await self.store.listening()
             endpoint = self.store.endpoint if self.store is not None else None
-            self._environment = replica_environment(self.options, self._host.path, endpoint)
+            self._environment = replica_environment(self.options, self._host.path, endpoint, self._host.run_root)
         except BaseException:
             self._release()
             raise

@@ -45,6 +45,10 @@ def plan_weights(given: str | None) -> WeightsPlan:
     """
     if given is None:
         return WeightsPlan(None)
+    if not given.strip():  # as a path it would be the current directory, whatever is in it
+        raise ConfigurationError(
+            "--weights is empty: give a directory with a model, an address such as s3://bucket/prefix/, or leave it out"
+        )
     if "://" in given:
         return WeightsPlan(given)
     directory = Path(given).expanduser().resolve()
@@ -109,13 +113,16 @@ class EmulatorOptions:
                 raise ConfigurationError(f"{flag} {value:g} cannot be used: a number of at least {low:g} is wanted")
 
 
-def replica_environment(options: EmulatorOptions, host: Path, endpoint: str | None) -> dict[str, str]:
+def replica_environment(
+    options: EmulatorOptions, host: Path, endpoint: str | None, run_root: Path | None = None
+) -> dict[str, str]:
     """All that a replica sees of the environment, as in a container: little of this shell's, and what we set.
 
     Args:
         options: What to emulate.
         host: The emulated host's directory; holds its cache, and the replicas' run directories.
         endpoint: The embedded store's address.
+        run_root: For the run directories, where it is not `host`.
     """
     found = {
         name: value for name, value in options.environment.items() if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
@@ -129,7 +136,7 @@ def replica_environment(options: EmulatorOptions, host: Path, endpoint: str | No
     if found.get("COLDSTART_LOG_LEVEL") != "debug":
         found["COLDSTART_LOG_LEVEL"] = "info"  # the port is read from the log
     found["COLDSTART_CACHE_DIR"] = str(options.cache_dir.resolve() if options.cache_dir else host / "cache")
-    found["COLDSTART_RUN_ROOT"] = str(host)
+    found.setdefault("COLDSTART_RUN_ROOT", str(run_root or host))
     found["COLDSTART_GRACE_S"] = f"{max(0.0, options.limits.grace_s - DRAIN_RESERVE_S):g}"
     return found | dict(options.extra)
 

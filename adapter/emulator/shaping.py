@@ -14,7 +14,8 @@ BURST_S = 0.02
 """How much of unused time a bucket lends: enough to make up for timers that fire a tick late, too little to see."""
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]?)(bps|bit/s|b/s)\s*", re.IGNORECASE)
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgG]?)(bps|[bB]it/s|B/[sS]|Bps)\s*", re.ASCII)
+"""A lone `b/s` may be meant as either, and so may all capitals: neither is guessed at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class RequestLimit:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second from `1Gbps`, `100 Mbit/s` (bits) or `125MB/s` (bytes, capital B); units are decimal.
+    """Bytes per second from `1Gbps`, `100 Mbit/s` (bits), `125MB/s` or `125MBps` (bytes, capital B); units are decimal.
 
     Raises:
         ConfigurationError: It is no such text, or not above zero.
@@ -108,5 +109,5 @@ def parse_rate(text: str) -> float:
     match = _RATE.fullmatch(text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     if match is None or value <= 0:
-        raise ConfigurationError(f"{text!r} is no rate; write 1Gbps, 100Mbps or 125MB/s", value=text)
-    return value if match[3] == "B/s" else value / 8
+        raise ConfigurationError(f"{text!r} is no rate; write 1Gbps or 100Mbit/s (bits), 125MB/s (bytes)", value=text)
+    return value if match[3] in ("B/s", "B/S", "Bps") else value / 8

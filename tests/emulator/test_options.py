@@ -90,3 +90,21 @@ def test_the_cache_knows_the_embedded_store_by_what_it_serves(tmp_path: Path) ->
     assert name(tmp_path / "m", "http://127.0.0.1:1") != name(tmp_path / "other", "http://127.0.0.1:1")
     without = EmulatorOptions(target="a:b", environment={"COLDSTART_STORE_NAME": "mine"})
     assert replica_environment(without, tmp_path, None)["COLDSTART_STORE_NAME"] == "mine"
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_weights_that_are_empty_are_not_the_current_directory(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="--weights is empty"):
+        plan_weights(given)
+
+
+def test_a_run_root_of_the_users_own_is_kept(tmp_path: Path) -> None:
+    options = EmulatorOptions(target="a:b", environment={"COLDSTART_RUN_ROOT": "/mine"})
+    assert replica_environment(options, tmp_path, None)["COLDSTART_RUN_ROOT"] == "/mine"
+    fresh = EmulatorOptions(target="a:b")
+    assert replica_environment(fresh, tmp_path, None)["COLDSTART_RUN_ROOT"] == str(tmp_path)
+    assert replica_environment(fresh, tmp_path, None, Path("/s"))["COLDSTART_RUN_ROOT"] == "/s"

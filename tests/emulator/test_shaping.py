@@ -13,13 +13,43 @@ from adapter.errors import ConfigurationError
 
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
-    [("1Gbps", 125e6), ("100Mbps", 12.5e6), ("2.5 gbit/s", 312.5e6), ("125MB/s", 125e6), ("8bps", 1.0), ("1kB/s", 1e3)],
+    [
+        ("1Gbps", 125e6),
+        ("100Mbps", 12.5e6),
+        ("2.5 gbit/s", 312.5e6),
+        ("125MB/s", 125e6),
+        ("8bps", 1.0),
+        ("1kB/s", 1e3),
+        ("125MBps", 125e6),
+        ("125MB/S", 125e6),
+        ("125 mB/s", 125e6),
+        ("1000mbps", 125e6),
+        ("1KBps", 1e3),
+    ],
 )
 def test_rates_are_read_in_bits_and_bytes(text: str, bytes_per_s: float) -> None:
     assert parse_rate(text) == pytest.approx(bytes_per_s)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0Mbps", "-1Gbps", "1", "1GB", "nanMbps", "1e3Mbps", "1Gbps please"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fast",
+        "0Mbps",
+        "-1Gbps",
+        "1",
+        "1GB",
+        "nanMbps",
+        "1e3Mbps",
+        "1Gbps please",
+        "1Gb/s",
+        "125 mb/s",
+        "1GBPS",
+        "1Gbps\u00a0x",
+        "\u0661Gbps",
+    ],
+)
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no rate"):
         parse_rate(text)
