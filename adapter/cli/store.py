@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.port <= 65535:  # getaddrinfo takes it modulo 65536
-        raise ConfigurationError(f"{arguments.port} is no port: 0 (any free one) to 65535", port=arguments.port)
+        raise ConfigurationError(
+            f"port {arguments.port} cannot be: 0 (any free one) to 65535 are wanted", port=arguments.port
+        )
     if arguments.slow_one_in is not None and (arguments.slow_one_in < 1 or not arguments.connection):
         raise ConfigurationError("--slow-one-in takes a number from 1 on, and --connection to say what is not slow")
     if arguments.slow_factor < 1:

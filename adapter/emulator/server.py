@@ -77,7 +77,7 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigurationError: It cannot be had.
     """
     if not 0 <= port <= 65535:  # getaddrinfo takes it modulo 65536
-        raise ConfigurationError(f"{port} is no port: 0 (any free one) to 65535", port=port)
+        raise ConfigurationError(f"port {port} cannot be: 0 (any free one) to 65535 are wanted", port=port)
     listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

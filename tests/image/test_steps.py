@@ -132,7 +132,7 @@ def test_the_steps_make_what_starts_as_a_container(tmp_path: Path) -> None:
         seen = replica.post({"orphans": 100}).json()
         assert seen["adapter"].startswith("/opt/coldstart/lib/")
         assert seen["handlers"] == "/app/handlers/echo.py"
-        assert seen["told"] == f"{seen['adapter']}/errors/__init__.py"
+        assert seen["told"] == f"{seen['adapter']}/errors/base.py"
         assert seen["without"] == []
         assert seen["writable"] == []
         assert seen["environment"] == {"LD_LIBRARY_PATH": "", "PYTHONUNBUFFERED": "1"}

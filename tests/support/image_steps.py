@@ -26,6 +26,7 @@ from tests.support.source_tree import ROOT as REPOSITORY
 SYSTEM = ("bin", "dev", "etc", "lib", "lib64", "sbin", "usr")
 PYTHON_PATH = f"{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 # some gigabytes; what is installed on this machine serves as well
+DEPENDENCIES = "/dependencies"
 STANDING_IN = ("torch", "dependencies")
 
 
@@ -50,9 +51,10 @@ class Steps:
                 os.symlink(os.readlink(there), self.root / name)
             elif there.exists():
                 self._bind(there)
-        for prefix in (Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))):
-            if prefix.parts[1] not in SYSTEM:
-                self._bind(prefix)
+        if Path(sys.base_prefix).parts[1] not in SYSTEM:
+            self._bind(Path(sys.base_prefix))
+        # at a path of its own: the tests' environment may lie in what the image sees as its empty /tmp
+        self._bind(Path(sysconfig.get_path("purelib")), DEPENDENCIES)
         for name, mode in (("tmp", 0o1777), ("proc", 0o555), ("opt", 0o755)):
             (self.root / name).mkdir(exist_ok=True)
             (self.root / name).chmod(mode)
@@ -76,7 +78,7 @@ class Steps:
         """Let the image's Python find the dependencies that are installed on this machine."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         packages = self._at(f"/opt/coldstart/lib/{version}/site-packages")
-        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        (packages / "dependencies.pth").write_text(DEPENDENCIES)
 
     def start(self, arguments: list[str]) -> int:
         """Run the entry point, with the image's command where no other is given; its exit code."""
@@ -124,8 +126,8 @@ class Steps:
         self._at("/layers").mkdir(exist_ok=True)
         self._at("/layer").rename(self._at(f"/layers/{stage}"))
 
-    def _bind(self, there: Path) -> None:
-        here = self._at(str(there))
+    def _bind(self, there: Path, inside: str | None = None) -> None:
+        here = self._at(inside or str(there))
         here.mkdir(parents=True, exist_ok=True)
         if there == Path("/dev"):
             _run("mount", "--rbind", "/dev", str(here))
