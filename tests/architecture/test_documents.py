@@ -59,6 +59,8 @@ def test_the_layers_in_the_document_are_the_ones_that_are_checked() -> None:
         "docs/architecture.md",
         "docs/report.md",
         "docs/results.md",
+        "docs/handlers.md",
+        "docs/settings.md",
         "docs/testing.md",
         "docs/weights.md",
         "examples/README.md",
