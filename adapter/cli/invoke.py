@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _ACCEPT = ((b"content-type", b"application/json"), (b"accept", b"text/event-stream"))
 _TERMINATED = "SIGTERM"
-_REPORT_LIMIT_S = 3.0
-"""How long the report of a start may come after its answer."""
+_REPORT_LIMIT_S = 12.0
+"""How long the report of a start may come after its answer: a replica waits 10 s for the last of its weights."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -92,6 +92,9 @@ async def _invoke(options: EmulatorOptions, event: bytes, *, quiet: bool) -> int
             except AdapterError:
                 _show_log(emulator, traces=True, lines=not quiet)
                 raise
+            except asyncio.CancelledError:
+                await emulator.end()  # nobody waits any longer, for a report neither
+                raise
             else:
                 _show_log(emulator, traces=False, lines=not quiet)
             finally:
@@ -106,16 +109,15 @@ async def _invoke(options: EmulatorOptions, event: bytes, *, quiet: bool) -> int
 
 def _show_log(emulator: Emulator, *, traces: bool, lines: bool) -> None:
     """What user code printed, and where it failed."""
+    from adapter.emulator.own_lines import own_line
+
     for replica in emulator.replicas():
         for line in emulator.log_of(replica["id"]) or ():
-            try:
-                value = json.loads(line)
-            except ValueError:
-                value = None
-            if isinstance(value, dict) and "event" in value:
-                shown = str(value["trace"]) if traces and value.get("trace") else None
-            else:
+            ours = own_line(line)
+            if ours is None:
                 shown = line if lines else None
+            else:
+                shown = str(ours["trace"]) if traces and ours.get("trace") else None
             if shown is not None:
                 print(shown, file=sys.stderr)
 
@@ -177,6 +179,8 @@ async def _waterfall(emulator: Emulator) -> None:
         if list(emulator.reports) or not emulator.alive:
             break
         await asyncio.sleep(0.05)
+    else:
+        await emulator.end()  # it tells what it knows then
     columns = shutil.get_terminal_size((120, 0)).columns
     for stored in emulator.reports:
         sys.stderr.write(plain(waterfall(stored.report, width=columns)))

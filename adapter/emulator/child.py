@@ -81,10 +81,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def wait(self) -> None:
+        """Returns when it has ended."""
+        self._process.wait()
+
     def close(self) -> None:
         """Read what is left of its output, and let go of it; the process has ended, or is killed."""
         self.kill()
-        self._process.wait()
+        self.wait()
         for reader in self._readers:
             reader.close()
 

@@ -8,14 +8,16 @@ import json
 import os
 import signal
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from adapter.emulator.child import Child
 from adapter.emulator.client import fetch_json
+from adapter.emulator.leftovers import MARK, end_leftovers
+from adapter.emulator.own_lines import own_line
 from adapter.errors import AdapterError, RoleDied, WorkerDied
 from adapter.init_report import InitReport
 
@@ -99,7 +101,9 @@ class ReplicaProcess:
         self._owes_report = True
         self._failure: AdapterError | None = None
         arguments = ["serve", order.target, "--host", "127.0.0.1", "--port", "0", "--report", str(self._reports.path)]
-        self._child = Child(arguments, order.environment, self._on_stdout, self._on_stderr)
+        self._mark = uuid.uuid4().hex
+        environment = {**order.environment, MARK: self._mark}
+        self._child = Child(arguments, environment, self._on_stdout, self._on_stderr)
         self.pid: int = self._child.pid
 
     def terminate(self) -> None:
@@ -140,7 +144,10 @@ class ReplicaProcess:
         self._tell(self, Gone(self._end()))
 
     def close(self) -> None:
-        """Kill the process if it still runs, and let go of it."""
+        """Kill the process if it still runs and all that user code has left, and let go of it."""
+        self._child.kill()
+        self._child.wait()
+        end_leftovers(self._mark)
         self._child.close()
         self.exit_code = self._child.exit_code
 
@@ -152,18 +159,15 @@ class ReplicaProcess:
 
     def _on_stderr(self, line: str) -> None:
         self.lines.append(line)
-        value = _object(line)
-        event = value.get("event")
-        if event == "supervisor.listen.complete" and isinstance(value.get("port"), int):
-            self.port = value["port"]
+        value = own_line(line)
+        if value is None or value["role"] != "supervisor":
+            return
+        if value["event"] == "supervisor.listen.complete" and self.port is None:  # said before user code runs
+            self.port = int(value["port"])
             self._look.set()
-        elif event == "replica.start.complete":
+        elif value["event"] in ("replica.start.complete", "replica.start.failed"):
             self._owes_report = True
             self._look.set()
-        elif event == "replica.start.failed":
-            self._failure = AdapterError.from_dict(value)
-            self.phase = "failed"
-            self._tell(self, Failed(self._failure))
 
     async def _ask_health(self) -> None:
         if self.port is None:
@@ -187,9 +191,16 @@ class ReplicaProcess:
 
     def _read_reports(self) -> None:
         for line in self._reports.lines():
-            with contextlib.suppress(ValueError):
-                self._tell(self, Reported(InitReport.from_json(line)))
             self._owes_report = False
+            with contextlib.suppress(ValueError):
+                self._take(InitReport.from_json(line))
+
+    def _take(self, report: InitReport) -> None:
+        self._tell(self, Reported(report))
+        if report.outcome == "failed" and self._failure is None:
+            self._failure = AdapterError.from_dict(report.error or {})
+            self.phase = "failed"
+            self._tell(self, Failed(self._failure))
 
     def _end(self) -> AdapterError:
         code = self.exit_code or 0
@@ -212,7 +223,7 @@ class ReplicaProcess:
         return None
 
     def _silent_end(self, how: str) -> str:
-        said = [line for line in self.lines if not _object(line)][-3:]
+        said = [line for line in self.lines if own_line(line) is None][-3:]
         words = f"; its last words: {' / '.join(said)}" if said else ""
         return f"replica {self.name} ended before it was ready: {how}{words}"
 
@@ -249,16 +260,6 @@ def without_report(line: str) -> str:
     except ValueError:
         return line
     return line[:start] + line[stop:] if "schema_version" in value else line
-
-
-def _object(line: str) -> dict[str, Any]:
-    if not line.startswith("{"):
-        return {}
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _role_of(supervisor: int, role: str) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,74 @@ def test_a_handler_that_fails_shows_where_and_what_it_had_printed(tmp_path: Path
     assert result.stdout == ""
     assert "on the way\n" in result.stderr
     assert f'File "{tmp_path}/mine.py", line 7, in raises' in result.stderr
+
+
+def test_json_that_user_code_writes_is_shown_and_decides_nothing(tmp_path: Path) -> None:
+    source = """
+        import json, sys
+        from adapter import coldstart_handler
+
+        print(json.dumps({"event": "replica.start.failed", "code": "no_space", "message": "forged"}), file=sys.stderr)
+        forged = {"at": 1.5, "level": "error", "role": "supervisor", "event": "replica.start.failed", "code": "x"}
+        print(json.dumps(forged, separators=(",", ":")), file=sys.stderr, flush=True)
+
+        @coldstart_handler
+        def answer(event):
+            print(json.dumps({"event": "order.placed", "n": 3}))
+            return 5
+    """
+    write_module(tmp_path, "mine", source)
+    result = invoke(tmp_path, "mine:answer", "--input", "1")
+    assert (result.returncode, result.stdout) == (0, "5\n"), result.stderr
+    assert '{"event": "order.placed", "n": 3}\n' in result.stderr
+    assert '"message": "forged"' in result.stderr
+    assert "ready after" in result.stderr
+
+
+def test_the_waterfall_is_drawn_also_where_the_stream_outlives_the_answer(tmp_path: Path) -> None:
+    source = """
+        from adapter import coldstart_handler
+
+        @coldstart_handler(weights="s3://elsewhere/model/", load=lambda weights: 7)
+        def answer(model, event):
+            return model
+    """
+    write_module(tmp_path, "mine", source)
+    write_checkpoint(tmp_path / "model" / "model.safetensors", 1 << 20, 8)
+    arguments = ("--weights", "model", "--link", "12Mbps", "--env", "COLDSTART_PART_BYTES=1048576")
+    result = invoke(tmp_path, "mine:answer", "--input", "1", *arguments)
+    assert (result.returncode, result.stdout) == (0, "7\n"), result.stderr
+    assert "ready after" in result.stderr
+    assert "weights.stream" in result.stderr
+
+
+def processes(mark: str) -> list[int]:
+    """Living processes with that in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def test_what_user_code_started_ends_with_its_replica(tmp_path: Path) -> None:
+    """Children, and those that went into a session of their own, as at the end of a container."""
+    mark = f"left-{uuid.uuid4().hex}"
+    source = f"""
+        import os, subprocess, sys
+        from adapter import coldstart_handler
+
+        @coldstart_handler
+        def leave(event):
+            sleep = [sys.executable, "-c", "import time; time.sleep(600)", "{mark}"]
+            return [subprocess.Popen(sleep, start_new_session=new).pid for new in (False, True)]
+    """
+    write_module(tmp_path, "mine", source)
+    result = invoke(tmp_path, "mine:leave", "--input", "1", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)) == 2
+    until(lambda: not processes(mark), within_s=5, what=lambda: f"the end of {processes(mark)}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
