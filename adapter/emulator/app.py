@@ -22,6 +22,7 @@ import json
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -61,13 +62,14 @@ def emulator_app(emulator: Emulator, *, names: Collection[str] = (), more: Seque
             Route("/replicas/{name}/kill", routes.kill, methods=["POST"]),
             Route("/scale-to-zero", routes.scale_to_zero, methods=["POST"]),
             Route("/reports", routes.reports),
-            Route("/reports/{number:int}", routes.report),
+            Route("/reports/{number}", routes.report),
             Route("/invocations", routes.invocations),
             Route("/store", routes.store),
             Route("/events", routes.events),
             Route("/health", routes.health),
         ],
         middleware=[Middleware(Guard, names=names)],
+        exception_handlers={404: _no_route, 405: _no_route},
     )
 
 
@@ -100,7 +102,7 @@ class _Routes:
         return JSONResponse(self._emulator.reports.to_json())
 
     async def report(self, request: Request) -> Response:
-        stored = self._emulator.reports.find(request.path_params["number"])
+        stored = self._emulator.reports.named(request.path_params["number"])
         if stored is None:
             return _missing("report")
         return Response(stored.report.to_json(), media_type="application/json")
@@ -111,12 +113,13 @@ class _Routes:
     async def store(self, request: Request) -> Response:
         store = self._emulator.store
         if store is None:
-            return _missing("embedded store")
+            told = "there is no embedded store: the weights are not a directory that is served here"
+            return _refused(404, "not_found", told)
         return JSONResponse({"endpoint": store.endpoint, **await store.stats()})
 
     async def events(self, request: Request) -> Response:
         instance, _, last = request.headers.get("last-event-id", "").partition("-")
-        known = instance == self._emulator.hub.instance and last.isascii() and last.isdigit()
+        known = instance == self._emulator.hub.instance and last.isascii() and last.isdigit() and len(last) < 19
         return StreamingResponse(
             _events(self._emulator, int(last) if known else 0),
             media_type="text/event-stream",
@@ -259,6 +262,17 @@ async def _read(receive: Receive) -> bytes | None:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _refused(404, "not_found", f"there is nothing at {request.url.path[:200]}")
+    allowed = (error.headers or {}).get("Allow", "")
+    told = f"{request.method} is not answered at {request.url.path}; {allowed} is"
+    answer = _refused(405, "method_not_allowed", told)
+    answer.headers["Allow"] = allowed
+    return answer
 
 
 def _missing(what: str) -> Response:

@@ -49,10 +49,10 @@ def routes(emulator: Emulator) -> list[Route]:
     return [
         Route("/", dashboard.page),
         Route("/panels", dashboard.panels),
-        Route("/reports/{number:int}.html", dashboard.report_page),
-        Route("/reports/{number:int}.trace.json", dashboard.trace),
-        Route("/reports/{number:int}/section", dashboard.section),
-        Route("/compare/{first:int}/{second:int}", dashboard.comparison),
+        Route("/reports/{number}.html", dashboard.report_page),
+        Route("/reports/{number}.trace.json", dashboard.trace),
+        Route("/reports/{number}/section", dashboard.section),
+        Route("/compare/{first}/{second}", dashboard.comparison),
         Route("/assets/{name}", dashboard.asset),
     ]
 
@@ -63,8 +63,7 @@ class _Dashboard:
 
     async def page(self, request: Request) -> Response:
         asked = request.query_params.get("start", "")
-        stored = self._emulator.reports.find(int(asked)) if asked.isascii() and asked.isdigit() else None
-        stored = stored or next(reversed(list(self._emulator.reports)), None)
+        stored = self._emulator.reports.named(asked) or next(reversed(list(self._emulator.reports)), None)
         shown = {
             **{name: render(self._snapshot(stored)) for name, render in _PANELS.items()},
             "waterfall": self._waterfall(stored),
@@ -126,7 +125,7 @@ class _Dashboard:
         return head + sections([stored.report])
 
     def _find(self, request: Request, name: str) -> StoredReport | None:
-        return self._emulator.reports.find(request.path_params[name])
+        return self._emulator.reports.named(request.path_params[name])
 
 
 @cache

@@ -11,6 +11,8 @@ from typing import Any
 from adapter.init_report import InitReport
 
 KEPT = 200
+_DIGITS = 18
+"""Of a number that a request may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Reports:
     def find(self, number: int) -> StoredReport | None:
         """A report by its number, if it is still kept."""
         return next((stored for stored in self._kept if stored.number == number), None)
+
+    def named(self, text: str) -> StoredReport | None:
+        """A report by its number as text, whatever that is."""
+        plain = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+        return self.find(int(text)) if plain else None
 
     def newest_of(self, replica: str) -> StoredReport | None:
         """The last report of a replica."""

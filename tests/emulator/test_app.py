@@ -174,10 +174,33 @@ def test_its_own_page_may_ask(counting: RunningEmulator) -> None:
         ("GET", "/store", 404),
         ("GET", "/invoke", 405),
         ("GET", "/nothing", 404),
+        ("DELETE", "/", 405),
+        ("GET", f"/reports/{'9' * 5000}", 404),
+        ("GET", f"/reports/{'9' * 5000}.html", 404),
+        ("GET", f"/compare/1/{'9' * 5000}", 404),
+        ("GET", "/reports/\u0661", 404),
+        ("GET", "/reports/-1", 404),
     ],
 )
 def test_what_is_not_there_is_said_to_be_so(counting: RunningEmulator, method: str, path: str, status: int) -> None:
-    assert counting.client.request(method, path).status_code == status
+    answer = counting.client.request(method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["message"]
+    assert (error["code"], error["retryable"]) == (
+        {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}[status],
+        False,
+    )
+
+
+def test_a_number_that_is_none_is_passed_over(counting: RunningEmulator) -> None:
+    assert counting.client.get(f"/?start={'9' * 5000}").status_code == 200
+    with counting.client.stream("GET", "/events") as response:
+        events = Events(response)
+        events.next()
+    last = f"{events.last_id.partition('-')[0]}-{'9' * 5000}"
+    with counting.client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
+        assert Events(response).next()[0] == "snapshot"
 
 
 def test_a_replica_sees_little_of_the_surroundings(tmp_path: Path) -> None:
