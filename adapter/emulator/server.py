@@ -52,6 +52,8 @@ async def _serve(
             await asyncio.wait_for(server.flushed(), CLOSING_S)
         emulator.hub.close()
         server.should_exit = True
+        await asyncio.wait((serving,), timeout=CLOSING_S / 2)
+        server.drop_connections()  # of those who do not read; their requests would be cancelled otherwise, with a trace
         await serving
 
 

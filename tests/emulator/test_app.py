@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -201,6 +202,20 @@ def test_a_number_that_is_none_is_passed_over(counting: RunningEmulator) -> None
     last = f"{events.last_id.partition('-')[0]}-{'9' * 5000}"
     with counting.client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
         assert Events(response).next()[0] == "snapshot"
+
+
+def test_a_listener_who_does_not_read_leaves_no_trace_at_the_end(tmp_path: Path) -> None:
+    with running_emulator("handlers.echo:echo", tmp_path) as emulator:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects: then it counts
+            deaf.connect((emulator.client.base_url.host, emulator.client.base_url.port or 80))
+            deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            deaf.recv(100)
+            for number in range(5000):  # more than the kernel's buffers take
+                emulator.invoke({"n": number})
+            assert emulator.interrupt() == 0
+        assert "Traceback" not in emulator.said()
+        assert "CancelledError" not in emulator.said()
 
 
 def test_a_replica_sees_little_of_the_surroundings(tmp_path: Path) -> None:
