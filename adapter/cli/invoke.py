@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from adapter.cli import Subparsers
 from adapter.cli.emulate import add_platform_arguments, options_from
+from adapter.cli.plain_text import printable_lines
 from adapter.errors import AdapterError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _show_log(emulator: Emulator, *, traces: bool, lines: bool) -> None:
             else:
                 shown = str(ours["trace"]) if traces and ours.get("trace") else None
             if shown is not None:
-                print(shown, file=sys.stderr)
+                print(printable_lines(shown), file=sys.stderr)
 
 
 async def _show(passed: Passed) -> None:
@@ -136,7 +137,7 @@ async def _show(passed: Passed) -> None:
             if name in ("message", "result"):
                 _print(data)
             elif name == "progress":
-                print(f"progress: {data.decode(errors='replace')}", file=sys.stderr, flush=True)
+                print(f"progress: {printable_lines(data.decode(errors='replace'))}", file=sys.stderr, flush=True)
         return
     body = b"".join([chunk async for chunk in passed.chunks])
     if passed.status != 200:

@@ -154,6 +154,23 @@ def test_a_handler_that_fails_shows_where_and_what_it_had_printed(tmp_path: Path
     assert f'File "{tmp_path}/mine.py", line 7, in raises' in result.stderr
 
 
+def test_nothing_that_user_code_says_is_obeyed_by_a_terminal(tmp_path: Path) -> None:
+    source = """
+        import sys
+        from adapter import coldstart_handler
+
+        @coldstart_handler
+        def rude(event):
+            print("\\x1b]0;pwned\\x07", file=sys.stderr)
+            raise ValueError("\\x1b[2J")
+    """
+    write_module(tmp_path, "rude", source)
+    result = invoke(tmp_path, "rude:rude", "--input", "1")
+    assert result.returncode == HandlerFailed.exit_code
+    assert "\x1b" not in result.stderr
+    assert "pwned" in result.stderr
+
+
 def test_json_that_user_code_writes_is_shown_and_decides_nothing(tmp_path: Path) -> None:
     source = """
         import json, sys
