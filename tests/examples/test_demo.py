@@ -121,15 +121,18 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_started(temp
     assert _left(temporary) == []
 
 
-def test_a_start_that_fails_is_told_with_its_reason(temporary: Path, tmp_path: Path) -> None:
-    """Sockets cannot have a path as long as this one."""
-    (deep := temporary / ("deep" * 20)).mkdir()
-    demo = _start(deep, tmp_path)
+def test_a_start_that_fails_is_told_with_its_reason(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizers.py").write_text("raise RuntimeError('built for another machine')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
+    demo = _start(temporary, tmp_path)
     _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
-    assert errors.startswith("demo: failed: the answer is 503: configuration: ")
-    assert str(deep) in errors
-    assert list(deep.iterdir()) == []
+    assert errors.startswith("demo: failed: the answer is 503: handler.import: ")
+    assert "built for another machine" in errors
+    assert _left(temporary) == []
 
 
 def test_a_platform_that_dies_ends_the_demo_with_the_reason(temporary: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_range_that_always_fails_ends_everything_with_a_typed_error(tmp_path: 
         stream(source, tmp_path / "cache", connections=2)
     assert caught.value.fields["attempts"] == 3
     assert "model.safetensors" not in left_names(tmp_path)
-    assert {thread.name for thread in threading.enumerate()} == before
+    assert {thread.name for thread in threading.enumerate()} <= before  # those of earlier tests may end meanwhile
     again = MemorySource({"model.safetensors": shard(1, 8 * MEBIBYTE)})
     manifest, progress = stream(again, tmp_path / "cache")
     assert contents(manifest)["model.safetensors"] == shard(1, 8 * MEBIBYTE)

@@ -205,7 +205,7 @@ def test_the_log_tells_of_the_platform_and_its_replicas(echo: Emulator) -> None:
 
 
 def test_without_a_directory_of_weights_there_is_no_store(echo: Emulator) -> None:
-    with pytest.raises(AdapterError, match="no such embedded store"):
+    with pytest.raises(AdapterError, match="no embedded store"):
         _ = echo.store
 
 
